@@ -1,0 +1,26 @@
+"""Image relative position encodings for vision transformers.
+
+From "Rethinking and Improving Relative Position Encoding for Vision Transformer" (ICCV 2021).
+"""
+
+from irpe.core.buckets import BucketMap, bucket_maps
+from irpe.core.grid import Grid
+from irpe.core.index import Clip, Piecewise
+from irpe.core.spec import RPESpec
+from irpe.nn.attention import RPEAttention
+from irpe.nn.encoding import RelativePositionEncoding
+from irpe.ops.attention import rpe_attention, rpe_attention_weights, rpe_scores
+
+__all__ = [
+    "BucketMap",
+    "Clip",
+    "Grid",
+    "Piecewise",
+    "RPEAttention",
+    "RPESpec",
+    "RelativePositionEncoding",
+    "bucket_maps",
+    "rpe_attention",
+    "rpe_attention_weights",
+    "rpe_scores",
+]

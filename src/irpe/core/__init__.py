@@ -1,0 +1,1 @@
+"""The mathematics: index functions, methods, specifications and bucket maps."""

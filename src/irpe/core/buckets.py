@@ -1,0 +1,182 @@
+"""Bucket maps: which row of the table each pair of tokens uses, the paper's I(i, j)."""
+
+import copy
+import functools
+import operator
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from irpe.core.grid import Grid
+from irpe.core.index import Index
+from irpe.core.methods import METHODS
+from irpe.core.spec import RPESpec
+
+_MAPS_KEPT = 16
+_PAIRS_AT_ONCE = 2**20  # bounds the 64-bit indices that exist while a map is made
+
+
+@dataclass(frozen=True, eq=False)
+class BucketMap:
+    """The row of a table for every pair of tokens.
+
+    Args:
+        ids: The row for query i and key j at `ids[i, j]`.
+        num_buckets: The rows of the table, used on this grid or not.
+
+    Attributes:
+        used_rows: The rows that occur in `ids`, ascending: the set in Eq. 27.
+        compact_ids: `ids` renumbered, so that they count the used rows alone.
+    """
+
+    ids: Int[Tensor, "query key"]
+    num_buckets: int
+    used_rows: Int[Tensor, " used"] = field(init=False, repr=False)
+    compact_ids: Int[Tensor, "query key"] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.ids.ndim != 2 or self.ids.is_floating_point() or self.ids.is_meta:
+            raise ValueError(
+                f"ids of shape {tuple(self.ids.shape)}, {self.ids.dtype} on {self.ids.device} are "
+                "no bucket map: pass a matrix of integers that holds values"
+            )
+        used_rows = _find_used_rows(self.ids, self.num_buckets)
+        object.__setattr__(self, "used_rows", used_rows)
+        object.__setattr__(self, "compact_ids", _renumber(self.ids, used_rows, self.num_buckets))
+
+    @property
+    def num_used_buckets(self) -> int:
+        """The number of rows used on this grid: the k of the cost."""
+        return len(self.used_rows)
+
+    def to(self, device: torch.device | str) -> "BucketMap":
+        """Returns the map on `device`."""
+        moved = copy.copy(self)
+        for name in ("ids", "used_rows", "compact_ids"):
+            object.__setattr__(moved, name, getattr(self, name).to(device))
+        return moved
+
+
+def bucket_maps(
+    spec: RPESpec | str,
+    grid: Grid | Sequence[int],
+    num_prefix_tokens: int = 0,
+    device: torch.device | str = "cpu",
+) -> tuple[BucketMap, ...]:
+    """Returns the bucket maps of an encoding on a grid, one for each table.
+
+    Every pair with a prefix token (class, distillation, register) in it uses the last row. Equal
+    arguments get the same maps, so the layers of a model share them; do not write to them.
+
+    Args:
+        spec: The encoding.
+        grid: The shape of the grid of patches.
+        num_prefix_tokens: How many tokens stand before the patches.
+        device: Where the maps are to be.
+    """
+    shape = grid.shape if isinstance(grid, Grid) else grid
+    if isinstance(shape, Sequence):  # a traced size counts as the number that it is
+        shape = tuple(size if isinstance(size, float) else operator.index(size) for size in shape)
+    return _constant_maps(spec, shape, num_prefix_tokens, device)
+
+
+def check_num_prefix_tokens(count: int) -> None:
+    """Raises an error unless `count` is a number of tokens."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+        raise ValueError(
+            f"num_prefix_tokens = {count!r} must be an integer of 0 or more: the tokens that stand "
+            "before the patches"
+        )
+
+
+def _constant_maps(
+    spec: RPESpec | str,
+    shape: Sequence[int],
+    num_prefix_tokens: int,
+    device: torch.device | str,
+) -> tuple[BucketMap, ...]:
+    check_num_prefix_tokens(num_prefix_tokens)
+    spec = RPESpec.of(spec)
+    return _cached_maps(
+        spec.method, spec.index_function, Grid.of(shape), num_prefix_tokens, torch.device(device)
+    )
+
+
+# What torch.compiler.assume_constant_result does, without loading the compiler on import: a
+# compiled graph holds the finished maps instead of building them.
+_constant_maps._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@functools.lru_cache(maxsize=_MAPS_KEPT)
+def _cached_maps(
+    method: str, index: Index, grid: Grid, num_prefix_tokens: int, device: torch.device
+) -> tuple[BucketMap, ...]:
+    # The maps outlive the call, so they must be plain tensors whatever goes on around it. Modes
+    # (inference, tracing, default device) belong to a thread: a new one has none.
+    with ThreadPoolExecutor(max_workers=1) as fresh_thread:
+        maps = fresh_thread.submit(_build_maps, method, index, grid, num_prefix_tokens).result()
+        return fresh_thread.submit(lambda: tuple(item.to(device) for item in maps)).result()
+
+
+def _build_maps(
+    method: str, index: Index, grid: Grid, num_prefix_tokens: int
+) -> tuple[BucketMap, ...]:
+    ids_by_offset = METHODS[method].ids(grid.distinct_offsets(), index)
+    rows = METHODS[method].num_buckets(index.max_index, grid.ndim)
+    return tuple(
+        _build_map(ids, count, grid, num_prefix_tokens)
+        for ids, count in zip(ids_by_offset, rows, strict=True)
+    )
+
+
+def _build_map(
+    ids_by_offset: Int[Tensor, "*spans"], rows: int, grid: Grid, num_prefix_tokens: int
+) -> BucketMap:
+    """Spreads the ids of the distinct offsets over all pairs and puts the prefix row around."""
+    num_buckets = rows + (num_prefix_tokens > 0)
+    dtype = torch.int16 if num_buckets <= torch.iinfo(torch.int16).max else torch.int32
+    # In row-major order of the distinct offsets, the place of (position_i - position_j) is the
+    # difference of a number of i's and a number of j's: both are inner products with the strides.
+    spans = torch.tensor(ids_by_offset.shape)
+    strides = torch.tensor([int(spans[axis + 1 :].prod()) for axis in range(grid.ndim)])
+    place = (grid.coordinates() * strides).sum(-1)
+    zero = int(((spans - 1) // 2 * strides).sum())
+    flat_ids = ids_by_offset.flatten().to(dtype)
+
+    first, size = num_prefix_tokens, num_prefix_tokens + grid.num_positions
+    ids = torch.full((size, size), num_buckets - 1, dtype=dtype)
+    step = max(1, _PAIRS_AT_ONCE // grid.num_positions)
+    for start in range(0, grid.num_positions, step):
+        queries = slice(start, start + step)
+        block = flat_ids[place[queries, None] - place + zero]
+        ids[first + start : first + start + len(block), first:] = block
+    return BucketMap(ids, num_buckets)
+
+
+def _find_used_rows(ids: Tensor, num_buckets: int) -> Tensor:
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_buckets:
+        raise ValueError(
+            f"ids run from {int(ids.min())} to {int(ids.max())}, but the table has {num_buckets} "
+            f"rows: they must lie in 0 to {num_buckets - 1}"
+        )
+    is_used = torch.zeros(num_buckets, dtype=torch.bool, device=ids.device)
+    for part in _parts(ids):
+        is_used[part.long()] = True
+    return is_used.nonzero().squeeze(1)
+
+
+def _renumber(ids: Tensor, used_rows: Tensor, num_buckets: int) -> Tensor:
+    if len(used_rows) == num_buckets:
+        return ids
+    number = torch.zeros(num_buckets, dtype=ids.dtype, device=ids.device)
+    number[used_rows] = torch.arange(len(used_rows), dtype=ids.dtype, device=ids.device)
+    return torch.cat([number[part.long()] for part in _parts(ids)]).view(ids.shape)
+
+
+def _parts(ids: Tensor) -> Sequence[Tensor]:
+    """Returns the ids in parts: an index takes 8 bytes an element while it is used."""
+    return torch.split(ids.flatten(), _PAIRS_AT_ONCE)

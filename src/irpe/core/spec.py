@@ -1,0 +1,98 @@
+"""What an encoding is: method, mode, targets, index function and sharing, as one value."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from irpe.core.index import Clip, Index, Piecewise, parse_index
+from irpe.core.methods import METHODS
+
+MODES = ("bias", "contextual")
+TARGETS = ("q", "k", "v", "qk", "qv", "kv", "qkv")
+_UNSHARED = "+unshared"
+_GRAMMAR = "METHOD-MODE-TARGETS[@RATIO | @ALPHA:BETA:GAMMA | @clipBETA][+unshared]"
+
+
+@dataclass(frozen=True)
+class RPESpec:
+    """A relative position encoding, checked when it is made; hashable, comparable, printable.
+
+    Args:
+        method: How a 2-D offset becomes a bucket: euclidean, quantization, cross or product.
+        mode: "bias" learns a scalar per bucket (Eq. 14), "contextual" a vector (Eq. 15-17).
+        targets: Which of queries, keys and values carry an encoding, in the order q, k, v.
+        index: From distance to bucket; `None` takes the method's best in the paper.
+        shared_heads: One table for all heads, or one for each.
+    """
+
+    method: str = "product"
+    mode: str = "contextual"
+    targets: str = "k"
+    index: Index | None = None
+    shared_heads: bool = True
+
+    def __post_init__(self) -> None:
+        _check_choice("method", self.method, METHODS)
+        _check_choice("mode", self.mode, MODES)
+        _check_targets(self.targets)
+        if self.mode == "bias" and self.targets != "k":
+            raise ValueError(
+                f"targets {self.targets!r} have no bias mode: a bias acts on the scores, through "
+                "one table; write targets 'k', or mode 'contextual'"
+            )
+        if self.index is None:
+            default = Piecewise.from_ratio(METHODS[self.method].ratio)
+            object.__setattr__(self, "index", default)
+        elif not isinstance(self.index, Piecewise | Clip):
+            raise TypeError(f"index {self.index!r} must be a Piecewise, a Clip or None")
+        if not isinstance(self.shared_heads, bool):
+            raise TypeError(f"shared_heads = {self.shared_heads!r} must be True or False")
+
+    @classmethod
+    def parse(cls, text: str) -> "RPESpec":
+        """Returns the spec that a text such as "product-contextual-qkv@1.9" stands for."""
+        if not isinstance(text, str):
+            raise TypeError(f"spec {text!r} is not a text of the form {_GRAMMAR}")
+        head, at, tail = text.removesuffix(_UNSHARED).partition("@")
+        parts = head.split("-")
+        if len(parts) != 3:
+            raise ValueError(f"spec {text!r} is not of the form {_GRAMMAR}")
+        index = parse_index(tail) if at else None
+        return cls(*parts, index=index, shared_heads=not text.endswith(_UNSHARED))
+
+    @classmethod
+    def of(cls, value: "RPESpec | str") -> "RPESpec":
+        """Returns `value` as a spec, parsing it if it is a text."""
+        return value if isinstance(value, RPESpec) else cls.parse(value)
+
+    @property
+    def index_function(self) -> Index:
+        """The index, never `None`."""
+        assert self.index is not None
+        return self.index
+
+    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+        """Returns the rows of each table, the prefix row included where there is one."""
+        rows = METHODS[self.method].num_buckets(self.index_function.max_index, ndim)
+        return tuple(count + (num_prefix_tokens > 0) for count in rows)
+
+    def __str__(self) -> str:
+        sharing = "" if self.shared_heads else _UNSHARED
+        return f"{self.method}-{self.mode}-{self.targets}@{self.index}{sharing}"
+
+
+def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    if value in choices:
+        return
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}{hint}")
+
+
+def _check_targets(targets: str) -> None:
+    if targets in TARGETS:
+        return
+    ordered = "".join(letter for letter in "qkv" if letter in str(targets))
+    only_known = ordered and not set(str(targets)) - set("qkv")
+    hint = f"; write {ordered!r}" if only_known else ""
+    raise ValueError(f"targets {targets!r} is not one of {', '.join(TARGETS)}{hint}")

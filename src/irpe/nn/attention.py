@@ -1,0 +1,73 @@
+"""Multi-head self-attention with a relative position encoding."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from irpe.core.grid import Grid
+from irpe.core.spec import RPESpec
+from irpe.nn.encoding import RelativePositionEncoding
+from irpe.ops.shapes import Mask
+
+
+class RPEAttention(nn.Module):
+    """Self-attention over the tokens of a grid and the prefix tokens before them.
+
+    Args:
+        dim: The dimension of a token; a multiple of `num_heads`.
+        num_heads: The number of heads.
+        spec: The encoding, or its text.
+        num_prefix_tokens: How many tokens (class, registers) stand before the patches.
+        qkv_bias: Whether queries, keys and values have a bias.
+        attn_drop: Dropout of the attention weights, in training.
+        proj_drop: Dropout of the output, in training.
+        ndim: The number of axes of the grid.
+        device: Where the parameters are made.
+        dtype: The parameters' dtype.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        spec: RPESpec | str,
+        num_prefix_tokens: int = 0,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        ndim: int = 2,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"dim = {dim} is not a multiple of num_heads = {num_heads}")
+        self.num_heads = num_heads
+        self.attn_drop = attn_drop
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
+        self.rpe = RelativePositionEncoding(
+            spec, num_heads, dim // num_heads, num_prefix_tokens, ndim, device, dtype
+        )
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch tokens dim"],
+        grid: Grid | Sequence[int],
+        attn_mask: Mask | None = None,
+    ) -> Float[Tensor, "batch tokens dim"]:
+        """Returns the attended tokens.
+
+        Args:
+            x: The prefix tokens, then the tokens of the grid in row-major order.
+            grid: The shape of the grid, for example (14, 14).
+            attn_mask: As in `irpe.rpe_attention`.
+        """
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        dropout_p = self.attn_drop if self.training else 0.0
+        z = self.rpe(q, k, v, grid=grid, attn_mask=attn_mask, dropout_p=dropout_p)
+        return self.proj_drop(self.proj(z.transpose(1, 2).flatten(2)))

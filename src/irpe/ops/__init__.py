@@ -1,0 +1,1 @@
+"""Attention with relative position encodings: one meaning, several ways to compute it."""

@@ -1,0 +1,130 @@
+"""`rpe_attention`: checks its arguments, then hands them to one of the implementations."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from irpe.core.buckets import BucketMap
+from irpe.ops.checks import check_arguments
+from irpe.ops.impl import efficient, fused, reference
+from irpe.ops.shapes import Mask, Pairs, ScalarTable, Tokens, VectorTable
+from irpe.ops.tables import Tables
+
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
+    "reference": reference.attention,
+    "efficient": efficient.attention,
+    "fused": fused.attention,
+}
+
+
+def rpe_attention(
+    q: Tokens,
+    k: Tokens,
+    v: Tokens,
+    maps: Sequence[BucketMap],
+    *,
+    query_tables: Sequence[VectorTable] | None = None,
+    key_tables: Sequence[VectorTable] | None = None,
+    value_tables: Sequence[VectorTable] | None = None,
+    bias_tables: Sequence[ScalarTable] | None = None,
+    attn_mask: Mask | None = None,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    impl: str = "auto",
+) -> Tokens:
+    """Returns attention with relative position encodings, Eq. 5, 6 and 13-17.
+
+    Args:
+        q: Queries, as they enter the dot product.
+        k: Keys, as they enter the dot product.
+        v: Values.
+        maps: The bucket maps of the encoding on the grid at hand.
+        query_tables: r^Q, one table per map, multiplied with the keys.
+        key_tables: r^K, one table per map, multiplied with the queries.
+        value_tables: r^V, one table per map, added to the values.
+        bias_tables: Scalars, one table per map, added to the scores before they are scaled.
+        attn_mask: True where a key takes part, or numbers to add to the scaled scores; it may be
+            broadcast to (batch, heads, tokens, tokens).
+        dropout_p: The probability with which an attention weight is dropped.
+        scale: What the scores are multiplied with; 1 / sqrt(dim) if not given.
+        impl: "auto", or one of `IMPLEMENTATIONS`, which is then used or refused, never replaced.
+    """
+    maps, tables = tuple(maps), _tables(query_tables, key_tables, value_tables, bias_tables)
+    check_arguments(q, k, v, maps, tables, attn_mask, dropout_p)
+    if impl != "auto" and impl not in IMPLEMENTATIONS:
+        raise ValueError(f"impl {impl!r} is not one of auto, {', '.join(IMPLEMENTATIONS)}")
+    dtype = _compute_dtype(q)
+    mask = _four_dimensional(attn_mask, dtype)
+    q, k, v, tables = q.to(dtype), k.to(dtype), v.to(dtype), tables.to(dtype)
+    attention = IMPLEMENTATIONS[_automatic() if impl == "auto" else impl]
+    with _without_autocast(q):
+        return attention(q, k, v, maps, tables, mask, dropout_p, _scale(scale, q))
+
+
+def rpe_attention_weights(
+    q: Tokens,
+    k: Tokens,
+    maps: Sequence[BucketMap],
+    *,
+    query_tables: Sequence[VectorTable] | None = None,
+    key_tables: Sequence[VectorTable] | None = None,
+    bias_tables: Sequence[ScalarTable] | None = None,
+    attn_mask: Mask | None = None,
+    scale: float | None = None,
+) -> Pairs:
+    """Returns the attention weights a_ij of Eq. 2; arguments as in `rpe_attention`."""
+    maps, tables = tuple(maps), _tables(query_tables, key_tables, None, bias_tables)
+    check_arguments(q, k, k, maps, tables, attn_mask, 0.0)
+    mask = _four_dimensional(attn_mask, q.dtype)
+    return reference.attention_weights(q, k, maps, tables.to(q.dtype), mask, _scale(scale, q))
+
+
+def rpe_scores(
+    q: Tokens,
+    k: Tokens,
+    maps: Sequence[BucketMap],
+    *,
+    query_tables: Sequence[VectorTable] | None = None,
+    key_tables: Sequence[VectorTable] | None = None,
+    bias_tables: Sequence[ScalarTable] | None = None,
+) -> Pairs:
+    """Returns b_ij of Eq. 13, what the encoding adds to the scores before they are scaled."""
+    maps, tables = tuple(maps), _tables(query_tables, key_tables, None, bias_tables)
+    check_arguments(q, k, k, maps, tables, None, 0.0)
+    return reference.position_scores(q, k, maps, tables.to(q.dtype))
+
+
+def _automatic() -> str:
+    """Exporters get operations that they know; everything else the fast path."""
+    return "efficient" if torch.compiler.is_exporting() else "fused"
+
+
+def _tables(*roles: Sequence[Tensor] | None) -> Tables:
+    return Tables(*(tuple(role or ()) for role in roles))
+
+
+def _scale(scale: float | None, q: Tensor) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else float(scale)
+
+
+def _four_dimensional(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    if mask is None:
+        return None
+    mask = mask[(None,) * (4 - mask.ndim)]
+    return mask if mask.dtype == torch.bool else mask.to(dtype)
+
+
+def _compute_dtype(q: Tensor) -> torch.dtype:
+    """Returns the dtype that `scaled_dot_product_attention` would use, also under autocast."""
+    device = q.device.type
+    autocasts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if autocasts else q.dtype
+
+
+def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
+    device = q.device.type
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)

@@ -1,0 +1,212 @@
+"""Attention with encodings, forward and backward, block by block.
+
+Only lookups, bucket sums and the two products of attention itself happen inside a block.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from irpe.ops.lookup import accumulation_dtype, bucket_sum_plain, lookup_plain
+from irpe.ops.shapes import Pairs, Tokens
+from irpe.ops.tables import Tables
+from irpe.ops.terms import Block, Term, make_term, uses_pairs
+
+_NUMBERS_IN_A_BLOCK = 2**21
+
+
+class Blockwise:
+    """One call of attention; everything is held in float32 at least, q already scaled.
+
+    Args:
+        q: Queries.
+        k: Keys.
+        v: Values.
+        tables: The tables, restricted to the used rows.
+        ids: The compact ids, one for each table of a role.
+        attn_mask: As in `scaled_dot_product_attention`.
+        seed: From which the dropped weights are drawn, again in each pass.
+        dropout_p: The probability with which a weight is dropped.
+        scale: What the scores are multiplied with.
+    """
+
+    def __init__(
+        self,
+        q: Tokens,
+        k: Tokens,
+        v: Tokens,
+        tables: Tables,
+        ids: Sequence[Int[Tensor, "query key"]],
+        attn_mask: Tensor | None,
+        seed: Tensor | None,
+        dropout_p: float,
+        scale: float,
+    ) -> None:
+        self.out_dtype, self.dtype = q.dtype, accumulation_dtype(q.dtype)
+        self.q = torch.mul(q, scale, out=torch.empty(q.shape, dtype=self.dtype, device=q.device))
+        self.k, self.v = (x.to(self.dtype).contiguous() for x in (k, v))
+        self.ids, self.attn_mask, self.scale = ids, attn_mask, scale
+        self.seed, self.dropout_p = seed, dropout_p
+        self.tables = tables.to(self.dtype)
+        self.key_terms = self._terms(self.q, self.tables.key)
+        scaled = tuple(table * scale for table in self.tables.query)
+        self.query_terms = self._terms(self.k, scaled, by_key=True)
+        self.bias = [table * scale for table in self.tables.bias]
+
+    def forward(self, keeps_weights: bool) -> tuple[Tokens, Tensor]:
+        """Returns the output, and the weights, or an empty tensor if they are not kept."""
+        out = torch.empty_like(self.v)
+        kept = self.q.new_empty(self._pairs_shape() if keeps_weights else (0,))
+        value_terms = self._terms(self.q, self.tables.value)
+        for number, block in enumerate(self._blocks()):
+            batch, queries = block
+            if self._needs_no_weights(keeps_weights):
+                out[batch, :, queries] = self._unweighted(block)
+                continue
+            a = self._weights(block)
+            if keeps_weights:
+                kept[batch, :, queries] = a
+            a = self._drop(a, number)
+            out[batch, :, queries] = a @ self.v[batch]
+            for term in value_terms:
+                term.collect(block, a)
+        for term in value_terms:
+            out += term.combination()
+        return out.to(self.out_dtype), kept
+
+    def backward(
+        self, grad: Tokens, out: Tokens, kept: Tensor, mask_needs_grad: bool
+    ) -> list[Tensor]:
+        """Returns the gradients of q, k, v, of the tables by role, and of the mask if it needs one.
+
+        Args:
+            grad: The gradient of the output.
+            out: The output of the forward pass.
+            kept: The weights, or an empty tensor if they were not kept.
+            mask_needs_grad: Whether the mask was learned.
+        """
+        grad = grad.to(self.dtype).contiguous()
+        # Softmax's gradient needs sum_j a_ij da_ij, which is the inner product of grad and out.
+        inner = (grad * out).sum(-1, keepdim=True)
+        dq, dk, dv = torch.empty_like(self.q), torch.zeros_like(self.k), torch.zeros_like(self.v)
+        dbias = [torch.zeros_like(table) for table in self.bias]
+        dmask = self._zero_mask() if mask_needs_grad else None
+        value_terms = self._terms(grad, self.tables.value)
+
+        for number, block in enumerate(self._blocks()):
+            batch, queries = block
+            a = kept[batch, :, queries] if kept.numel() else self._weights(block)
+            dropped = self._drop(a, number)
+            dv[batch] += dropped.mT @ grad[batch, :, queries]
+            da = grad[batch, :, queries] @ self.v[batch].mT
+            for term in value_terms:
+                da += term.products(block)
+                term.collect(block, dropped)
+            de = self._drop(da, number).sub_(inner[batch, :, queries]).mul_(a)
+            dq[batch, :, queries] = de @ self.k[batch]
+            dk[batch] += de.mT @ self.q[batch, :, queries]
+            for term in (*self.key_terms, *self.query_terms):
+                term.collect(block, de)
+            for table, ids in zip(dbias, self.ids, strict=False):
+                sums = bucket_sum_plain(de.sum(0), ids[queries], table.shape[1])
+                table += sums.sum_to_size(table.shape)
+            if dmask is not None:
+                part = dmask[_within(dmask, block)]
+                part += de.sum_to_size(part.shape)
+
+        for term in self.key_terms:
+            dq += term.combination()
+        for term in self.query_terms:
+            dk += term.combination()
+        table_gradients = [
+            *(term.gradient() * self.scale for term in self.query_terms),
+            *(term.gradient() for term in (*self.key_terms, *value_terms)),
+            *(table * self.scale for table in dbias),
+        ]
+        gradients = [dq * self.scale, dk, dv, *table_gradients]
+        if dmask is not None:
+            gradients.append(dmask)
+        return [gradient.to(self.out_dtype) for gradient in gradients]
+
+    def _weights(self, block: Block) -> Pairs:
+        """Returns the attention weights of a block, before dropout."""
+        batch, queries = block
+        e = self.q[batch, :, queries] @ self.k[batch].mT
+        for scores in self._position_scores(block):
+            e += scores
+        if self.attn_mask is None:
+            return torch.softmax(e, dim=-1, out=e)
+        e = _apply_mask(e, self.attn_mask[_within(self.attn_mask, block)])
+        has_no_key = e.amax(dim=-1, keepdim=True) == float("-inf")
+        return torch.softmax(e, dim=-1, out=e).masked_fill_(has_no_key, 0.0)
+
+    def _unweighted(self, block: Block) -> Tokens:
+        """Returns the output of a block whose weights nobody asks for, through PyTorch's kernel."""
+        batch, queries = block
+        shape = (*self.q[batch, :, queries].shape[:3], self.k.shape[2])
+        bias = self.q.new_zeros(shape)
+        for scores in self._position_scores(block):
+            bias += scores
+        if self.attn_mask is not None:
+            bias = _apply_mask(bias, self.attn_mask[_within(self.attn_mask, block)])
+        return F.scaled_dot_product_attention(
+            self.q[batch, :, queries], self.k[batch], self.v[batch], bias, scale=1.0
+        )
+
+    def _needs_no_weights(self, keeps_weights: bool) -> bool:
+        return not (keeps_weights or self.tables.value or self.dropout_p)
+
+    def _position_scores(self, block: Block) -> Iterator[Float[Tensor, "*#pairs"]]:
+        for term in (*self.key_terms, *self.query_terms):
+            yield term.products(block)
+        for table, ids in zip(self.bias, self.ids, strict=False):
+            yield lookup_plain(table, ids[block.queries])
+
+    def _drop(self, pairs: Pairs, number: int) -> Pairs:
+        """Returns the pairs after dropout: block `number` always loses the same ones."""
+        if self.seed is None:
+            return pairs
+        generator = torch.Generator(pairs.device).manual_seed(int(self.seed) + number)
+        keep = 1.0 - self.dropout_p
+        return torch.empty_like(pairs).bernoulli_(keep, generator=generator).mul_(pairs / keep)
+
+    def _terms(self, x: Tokens, tables: Sequence[Tensor], by_key: bool = False) -> list[Term]:
+        return [make_term(x, t, i, by_key) for t, i in zip(tables, self.ids, strict=False)]
+
+    def _blocks(self) -> Iterator[Block]:
+        """Yields blocks of whole images as long as they are small, else of some queries of one."""
+        batch, heads, queries, dim = self.q.shape
+        keys = self.k.shape[2]
+        per_query = heads * keys
+        for role in self.tables.roles()[:3]:
+            for table, ids in zip(role, self.ids, strict=False):
+                if uses_pairs(table, ids):
+                    per_query = max(per_query, table.shape[0] * keys * dim)
+        fitting = max(1, _NUMBERS_IN_A_BLOCK // per_query)
+        images = max(1, fitting // queries)
+        for image in range(0, batch, images):
+            for query in range(0, queries, fitting):
+                yield Block(slice(image, image + images), slice(query, query + fitting))
+
+    def _zero_mask(self) -> Tensor:
+        assert self.attn_mask is not None
+        return torch.zeros_like(self.attn_mask, dtype=self.dtype)
+
+    def _pairs_shape(self) -> tuple[int, ...]:
+        return (*self.q.shape[:3], self.k.shape[2])
+
+
+def _within(mask: Tensor, block: Block) -> tuple[slice, slice, slice]:
+    """Returns where a mask, which may be broadcast, has its part for a block."""
+    batch = slice(None) if mask.shape[0] == 1 else block.batch
+    queries = slice(None) if mask.shape[2] == 1 else block.queries
+    return batch, slice(None), queries
+
+
+def _apply_mask(scores: Pairs, mask: Float[Tensor, "..."]) -> Pairs:
+    if mask.dtype == torch.bool:
+        return scores.masked_fill_(~mask, float("-inf"))
+    return scores.add_(mask)

@@ -1,0 +1,157 @@
+"""The efficient form with a forward and a backward of its own, in blocks of pairs.
+
+For a large image nothing of size (heads, n, n) exists: the weights live block by block and are
+computed again in the backward pass. Where they are small, they are kept instead. Only lookups and
+bucket sums happen inside a block; the products with the tables, n k d operations, happen once.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from irpe.core.buckets import BucketMap
+from irpe.ops.blockwise import Blockwise
+from irpe.ops.lookup import accumulation_dtype
+from irpe.ops.shapes import Mask, Tokens
+from irpe.ops.tables import Tables
+
+
+def attention(
+    q: Tokens,
+    k: Tokens,
+    v: Tokens,
+    maps: tuple[BucketMap, ...],
+    tables: Tables,
+    attn_mask: Mask | None,
+    dropout_p: float,
+    scale: float,
+) -> Tokens:
+    """Returns what the reference returns."""
+    used = tables.used(maps)
+    ids = [bucket_map.compact_ids for bucket_map in maps]
+    seed = torch.randint(2**62, ()) if dropout_p else None
+    roles = [list(role) for role in (used.query, used.key, used.value, used.bias)]
+    out, _ = fused_attention(
+        q, k, v, *roles, ids, attn_mask, seed, dropout_p, scale, _keeps_weights(q, k, v, used)
+    )
+    return out
+
+
+def _keeps_weights(q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> bool:
+    """Keeps the weights for the backward pass if q, k, v and the output are no smaller."""
+    tensors = (q, k, v, *tables.query, *tables.key, *tables.value, *tables.bias)
+    is_training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    return is_training and q.shape[2] <= 4 * q.shape[3]
+
+
+@torch.library.custom_op("irpe::attention", mutates_args=())
+def fused_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_tables: Sequence[Tensor],
+    key_tables: Sequence[Tensor],
+    value_tables: Sequence[Tensor],
+    bias_tables: Sequence[Tensor],
+    ids: Sequence[Tensor],
+    attn_mask: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    scale: float,
+    keeps_weights: bool,
+) -> tuple[Tensor, Tensor]:
+    """Returns the output, and the weights if they are to be kept, else an empty tensor."""
+    tables = Tables(tuple(query_tables), tuple(key_tables), tuple(value_tables), tuple(bias_tables))
+    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale)
+    return call.forward(keeps_weights)
+
+
+@fused_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    keeps_weights = args[-1]
+    shape = (*q.shape[:3], k.shape[2]) if keeps_weights else (0,)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(
+        shape, dtype=accumulation_dtype(q.dtype)
+    )
+
+
+@torch.library.custom_op("irpe::attention_backward", mutates_args=())
+def fused_attention_backward(
+    grad: Tensor,
+    out: Tensor,
+    weights: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_tables: Sequence[Tensor],
+    key_tables: Sequence[Tensor],
+    value_tables: Sequence[Tensor],
+    bias_tables: Sequence[Tensor],
+    ids: Sequence[Tensor],
+    attn_mask: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    scale: float,
+    mask_needs_grad: bool,
+) -> list[Tensor]:
+    """Returns the gradients of q, k, v, of all tables in order, and of the mask if it needs one."""
+    tables = Tables(tuple(query_tables), tuple(key_tables), tuple(value_tables), tuple(bias_tables))
+    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale)
+    return call.backward(grad, out, weights, mask_needs_grad)
+
+
+@fused_attention_backward.register_fake
+def _(
+    grad: Tensor,
+    out: Tensor,
+    weights: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_tables: Sequence[Tensor],
+    key_tables: Sequence[Tensor],
+    value_tables: Sequence[Tensor],
+    bias_tables: Sequence[Tensor],
+    ids: Sequence[Tensor],
+    attn_mask: Tensor | None,
+    seed: Tensor | None,
+    dropout_p: float,
+    scale: float,
+    mask_needs_grad: bool,
+) -> list[Tensor]:
+    inputs = [q, k, v, *query_tables, *key_tables, *value_tables, *bias_tables]
+    if mask_needs_grad and attn_mask is not None:
+        inputs.append(attn_mask)
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, query, key, value, bias, ids, attn_mask, seed, dropout_p, scale, _ = inputs
+    ctx.lengths = [len(group) for group in (query, key, value, bias, ids)]
+    ctx.dropout_p, ctx.scale = dropout_p, scale
+    out, weights = output
+    ctx.save_for_backward(out, weights, attn_mask, seed, q, k, v, *query, *key, *value, *bias, *ids)
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+    out, weights, attn_mask, seed, q, k, v, *rest = ctx.saved_tensors
+    query, key, value, bias, ids = _split(rest, ctx.lengths)
+    mask_needs_grad = attn_mask is not None and ctx.needs_input_grad[8]
+    gradients = fused_attention_backward(
+        grad, out, weights, q, k, v, query, key, value, bias, ids, attn_mask, seed,
+        ctx.dropout_p, ctx.scale, mask_needs_grad,
+    )  # fmt: skip
+    dq, dk, dv, *rest = gradients
+    *tables, left = _split(rest, [*ctx.lengths[:4], len(rest)])
+    return dq, dk, dv, *tables, [None] * len(ids), *(left or [None]), None, None, None, None
+
+
+def _split(items: Sequence[Tensor], lengths: Sequence[int]) -> list[list[Tensor]]:
+    iterator = iter(items)
+    return [list(itertools.islice(iterator, length)) for length in lengths]
+
+
+fused_attention.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,135 @@
+"""The sums in which a table of vectors meets the tokens.
+
+With r_ij the row of the table that pair (i, j) uses, x_i a token and a_ij a number per pair:
+
+- products     y_ij = x_i . r_ij                                   (Eq. 15, 16 and 26)
+- combination  x_i  = sum_j a_ij r_ij                              (Eq. 17)
+- gradient     dr_t = sum of a_ij x_i over the pairs with I(i, j) = t
+
+The products' gradient in x is a combination and the combination's gradient in a are products, so
+these three carry keys, queries and values, forward and backward. For queries the token of a pair
+is the key: `by_key`.
+
+`BucketTerm` multiplies the rows that are used and looks the rest up, n k d + n^2 operations
+(Eq. 27-28). `PairTerm` multiplies the row of each pair, n^2 d operations, which is less where more
+rows are used than there are keys. Both work on any block of pairs and collect sums over blocks.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from irpe.ops.lookup import bucket_sum_plain, lookup_plain, place_by_key, place_by_query
+from irpe.ops.shapes import Ids, Pairs, Tokens, VectorTable
+
+
+class Block(NamedTuple):
+    """Some images and some queries, with all their heads and all keys."""
+
+    batch: slice
+    queries: slice
+
+
+@dataclass
+class BucketTerm:
+    """The efficient form: everything is kept per token and bucket."""
+
+    x: Tokens
+    table: VectorTable
+    ids: Ids
+    by_key: bool
+
+    def __post_init__(self) -> None:
+        self.z = self.x @ _matrix(self.table).mT  # Eq. 27
+        self.sums = torch.zeros_like(self.z)
+
+    def products(self, block: Block) -> Pairs:
+        """Returns x . r_ij for the pairs of a block."""
+        z = self.z[_owners(block, self.by_key)]
+        return lookup_plain(z.flatten(-2), self._places(block))  # Eq. 28
+
+    def collect(self, block: Block, pairs: Pairs) -> None:
+        """Adds the pairs of a block to the sums."""
+        sums = self.sums[_owners(block, self.by_key)]
+        places = self._places(block)
+        sums += bucket_sum_plain(pairs, places, sums.shape[2] * sums.shape[3]).view(sums.shape)
+
+    def combination(self) -> Tokens:
+        """Returns the combination of all that was collected."""
+        return self.sums @ _matrix(self.table)
+
+    def gradient(self) -> VectorTable:
+        """Returns the gradient of the table from all that was collected."""
+        if self.table.shape[0] == 1:
+            return (self.sums.flatten(0, 2).mT @ self.x.flatten(0, 2)).unsqueeze(0)
+        return torch.einsum("bhnt,bhnd->htd", self.sums, self.x)
+
+    def _places(self, block: Block) -> Ids:
+        place = place_by_key if self.by_key else place_by_query
+        return place(self.ids[block.queries], self.table.shape[1])
+
+
+@dataclass
+class PairTerm:
+    """The direct form: the rows of a block's pairs are laid out."""
+
+    x: Tokens
+    table: VectorTable
+    ids: Ids
+    by_key: bool
+
+    def __post_init__(self) -> None:
+        self.combined = torch.zeros_like(self.x)
+        self.table_sums = torch.zeros_like(self.table)
+        self.token = "bhjd" if self.by_key else "bhid"
+        self.row = "ijd" if self.table.shape[0] == 1 else "hijd"
+
+    def products(self, block: Block) -> Pairs:
+        """Returns x . r_ij for the pairs of a block."""
+        x = self.x[_owners(block, self.by_key)]
+        return torch.einsum(f"{self.token},{self.row}->bhij", x, self._rows(block))
+
+    def collect(self, block: Block, pairs: Pairs) -> None:
+        """Adds the pairs of a block to the sums."""
+        x, combined = (t[_owners(block, self.by_key)] for t in (self.x, self.combined))
+        combined += torch.einsum(f"bhij,{self.row}->{self.token}", pairs, self._rows(block))
+        of_pairs = torch.einsum(f"bhij,{self.token}->{self.row}", pairs, x)
+        of_pairs = of_pairs.reshape(self.table.shape[0], -1, self.table.shape[2])
+        self.table_sums.index_add_(1, self.ids[block.queries].flatten().long(), of_pairs)
+
+    def combination(self) -> Tokens:
+        """Returns the combination of all that was collected."""
+        return self.combined
+
+    def gradient(self) -> VectorTable:
+        """Returns the gradient of the table from all that was collected."""
+        return self.table_sums
+
+    def _rows(self, block: Block) -> Float[Tensor, "*heads query key dim"]:
+        return _matrix(self.table)[..., self.ids[block.queries].long(), :]
+
+
+Term = BucketTerm | PairTerm
+
+
+def make_term(x: Tokens, table: VectorTable, ids: Ids, by_key: bool = False) -> Term:
+    """Returns the term of the kind that takes fewer operations."""
+    return (PairTerm if uses_pairs(table, ids) else BucketTerm)(x, table, ids, by_key)
+
+
+def uses_pairs(table: Tensor, ids: Ids) -> bool:
+    """Tells whether multiplying the row of each pair takes fewer operations."""
+    return table.shape[1] > ids.shape[1]
+
+
+def _owners(block: Block, by_key: bool) -> tuple[slice, slice, slice]:
+    """Returns where the tokens of a block's pairs are."""
+    return block.batch, slice(None), slice(None) if by_key else block.queries
+
+
+def _matrix(table: VectorTable) -> Float[Tensor, "*heads rows dim"]:
+    """Returns a shared table as a matrix: products with it are then one large product."""
+    return table[0] if table.shape[0] == 1 else table

@@ -1,0 +1,160 @@
+"""Every way to compute attention equals the reference: whole tensors and all gradients."""
+
+import oracles
+import pytest
+import torch
+from cases import SPECS, Case
+
+from irpe import RPESpec
+from irpe.ops import blockwise
+from irpe.ops.impl import fused
+
+FAST = ["efficient", "fused"]
+
+
+@pytest.fixture(params=["whole", "blocks"])
+def blocks(request, monkeypatch):
+    """The fused backend keeps its weights, or computes them again, block by block."""
+    if request.param == "blocks":
+        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_BLOCK", 150)
+        monkeypatch.setattr(fused, "_keeps_weights", lambda *_: False)
+
+
+def assert_all_close(actual, expected, tolerance):
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize(("grid", "prefix"), [((3, 5), 1), ((4, 2, 3), 0)])
+@pytest.mark.parametrize("mask", [None, "boolean", "additive"])
+@pytest.mark.usefixtures("blocks")
+def test_outputs_and_gradients_equal_the_reference(impl, spec, grid, prefix, mask):
+    case = Case(spec, grid, prefix, mask=mask)
+    expected = case.output_and_gradients("reference")
+    assert_all_close(case.output_and_gradients(impl), expected, 1e-10)
+
+
+@pytest.mark.parametrize("impl", FAST)
+@pytest.mark.parametrize("grid", oracles.GRIDS)
+@pytest.mark.parametrize("prefix", oracles.PREFIXES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("blocks")
+def test_error_is_at_most_twice_that_of_the_reference(impl, grid, prefix, dtype):
+    """The exact result is the reference in float64, its inputs rounded to `dtype`."""
+    for method in ("product", "cross"):
+        spec = RPESpec(method, targets="qkv")
+        case = Case(spec, grid, prefix, batch=1, dim=8, dtype=dtype)
+        exact = _in_float64(case).output_and_gradients("reference")
+        plain = case.output_and_gradients("reference")
+        fast = case.output_and_gradients(impl)
+        for e, p, f in zip(exact, plain, fast, strict=True):
+            allowed = 2 * (p - e).abs().max().item() + 4 * torch.finfo(dtype).eps * (
+                e.abs().max().item() if dtype == torch.float32 else 0
+            )
+            assert f.dtype == dtype
+            assert (f - e).abs().max().item() <= allowed
+
+
+def _in_float64(case):
+    wide = Case(case.spec, case.grid, case.num_prefix_tokens, batch=1, dim=8)
+    wide.q, wide.k, wide.v = (
+        x.detach().double().requires_grad_() for x in (case.q, case.k, case.v)
+    )
+    wide.tables = {
+        name: [t.detach().double().requires_grad_() for t in tables]
+        for name, tables in case.tables.items()
+    }
+    wide.grad_out = case.grad_out.double()
+    return wide
+
+
+@pytest.mark.parametrize("impl", ["reference", *FAST])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_gradcheck(impl, spec):
+    case = Case(spec, (2, 3), batch=1, dim=3, mask="additive")
+    names = list(case.tables)
+    sizes = [len(tables) for tables in case.tables.values()]
+
+    def attend(q, k, v, *rest):
+        case.q, case.k, case.v, case.attn_mask = q, k, v, rest[-1]
+        remaining = iter(rest)
+        case.tables = {
+            name: [next(remaining) for _ in range(size)]
+            for name, size in zip(names, sizes, strict=True)
+        }
+        return case.attention(impl)
+
+    assert torch.autograd.gradcheck(attend, tuple(case.leaves()))
+
+
+@pytest.mark.usefixtures("blocks")
+def test_many_rows_take_the_direct_form():
+    spec = RPESpec.parse("product-contextual-qkv@clip20")
+    for shared in (True, False):
+        spec = RPESpec("product", targets="qkv", index=spec.index, shared_heads=shared)
+        case = Case(spec, (3, 5), 1)
+        assert case.maps[0].num_used_buckets > case.q.shape[2]
+        expected = case.output_and_gradients("reference")
+        assert_all_close(case.output_and_gradients("fused"), expected, 1e-10)
+
+
+@pytest.mark.usefixtures("blocks")
+def test_dropout_has_the_gradient_of_what_it_dropped():
+    case = Case(RPESpec(targets="qkv"), (3, 5))
+
+    def attend(q, k, v, query, key, value):
+        case.q, case.k, case.v = q, k, v
+        case.tables = {"query_tables": [query], "key_tables": [key], "value_tables": [value]}
+        torch.manual_seed(0)
+        return case.attention("fused", dropout_p=0.4)
+
+    assert torch.autograd.gradcheck(attend, tuple(case.leaves()), fast_mode=True)
+
+
+def test_backward_is_deterministic():
+    torch.use_deterministic_algorithms(True)
+    try:
+        case = Case(RPESpec(targets="qkv"), (7, 28), dtype=torch.float32)
+        first = case.output_and_gradients("fused")
+        for _ in range(3):
+            again = case.output_and_gradients("fused")
+            assert all(torch.equal(a, f) for a, f in zip(again, first, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_weights_are_kept_only_while_they_are_small():
+    small, large = torch.zeros(1, 1, 32, 8), torch.zeros(1, 1, 33, 8)
+    for q, keeps in ((small, True), (large, False)):
+        table = torch.zeros(1, 2, 8, requires_grad=True)
+        tables = fused.Tables(key=(table,))
+        assert fused._keeps_weights(q, q, q, tables) is keeps
+        with torch.no_grad():
+            assert not fused._keeps_weights(q, q, q, tables)
+
+
+def test_operators_pass_torchs_own_check():
+    case = Case(RPESpec("cross", targets="qkv"), (2, 3), batch=1, mask="additive")
+    arguments = (
+        case.q,
+        case.k,
+        case.v,
+        *(case.tables[name] for name in ("query_tables", "key_tables", "value_tables")),
+        [],
+        [m.ids for m in case.maps],
+        case.attn_mask[None].detach().requires_grad_(),
+        None,
+        0.0,
+        0.5,
+    )
+    for keeps_weights in (True, False):
+        torch.library.opcheck(fused.fused_attention, (*arguments, keeps_weights))
+    out, weights = fused.fused_attention(*arguments, True)
+    plain = [[x.detach() for x in a] if isinstance(a, list) else a for a in arguments]
+    plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in plain]
+    torch.library.opcheck(
+        fused.fused_attention_backward,
+        (torch.randn_like(out), out.detach(), weights.detach(), *plain, True),
+    )
