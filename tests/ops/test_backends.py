@@ -5,19 +5,20 @@ import pytest
 import torch
 from cases import SPECS, Case
 
-from irpe import RPESpec
+from irpe import Clip, RPESpec
 from irpe.ops import blockwise
 from irpe.ops.impl import fused
 
-FAST = ["efficient", "fused"]
+FAST = ["efficient", "fused", "fused in blocks"]
 
 
-@pytest.fixture(params=["whole", "blocks"])
-def blocks(request, monkeypatch):
-    """The fused backend keeps its weights, or computes them again, block by block."""
-    if request.param == "blocks":
-        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_BLOCK", 150)
+@pytest.fixture(params=FAST)
+def impl(request, monkeypatch):
+    """The fused backend keeps its weights, or computes them again block by block."""
+    if request.param == "fused in blocks":
+        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_BLOCK", 300)
         monkeypatch.setattr(fused, "_keeps_weights", lambda *_: False)
+    return request.param.split()[0]
 
 
 def assert_all_close(actual, expected, tolerance):
@@ -25,22 +26,18 @@ def assert_all_close(actual, expected, tolerance):
         torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize(("grid", "prefix"), [((3, 5), 1), ((4, 2, 3), 0)])
 @pytest.mark.parametrize("mask", [None, "boolean", "additive"])
-@pytest.mark.usefixtures("blocks")
 def test_outputs_and_gradients_equal_the_reference(impl, spec, grid, prefix, mask):
     case = Case(spec, grid, prefix, mask=mask)
     expected = case.output_and_gradients("reference")
     assert_all_close(case.output_and_gradients(impl), expected, 1e-10)
 
 
-@pytest.mark.parametrize("impl", FAST)
 @pytest.mark.parametrize("grid", oracles.GRIDS)
 @pytest.mark.parametrize("prefix", oracles.PREFIXES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.usefixtures("blocks")
 def test_error_is_at_most_twice_that_of_the_reference(impl, grid, prefix, dtype):
     """The exact result is the reference in float64, its inputs rounded to `dtype`."""
     for method in ("product", "cross"):
@@ -49,12 +46,12 @@ def test_error_is_at_most_twice_that_of_the_reference(impl, grid, prefix, dtype)
         exact = _in_float64(case).output_and_gradients("reference")
         plain = case.output_and_gradients("reference")
         fast = case.output_and_gradients(impl)
+        # Two roundings of the result itself, and those of float32 sums over numbers of any size.
+        sums = 8 * torch.finfo(torch.float32).eps * max(e.abs().max() for e in exact)
         for e, p, f in zip(exact, plain, fast, strict=True):
-            allowed = 2 * (p - e).abs().max().item() + 4 * torch.finfo(dtype).eps * (
-                e.abs().max().item() if dtype == torch.float32 else 0
-            )
+            allowed = 2 * (p - e).abs().max() + 2 * torch.finfo(dtype).eps * e.abs().max() + sums
             assert f.dtype == dtype
-            assert (f - e).abs().max().item() <= allowed
+            assert (f - e).abs().max() <= allowed
 
 
 def _in_float64(case):
@@ -70,9 +67,8 @@ def _in_float64(case):
     return wide
 
 
-@pytest.mark.parametrize("impl", ["reference", *FAST])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_gradcheck(impl, spec):
+def test_gradcheck(spec, impl):
     case = Case(spec, (2, 3), batch=1, dim=3, mask="additive")
     names = list(case.tables)
     sizes = [len(tables) for tables in case.tables.values()]
@@ -86,29 +82,26 @@ def test_gradcheck(impl, spec):
         }
         return case.attention(impl)
 
-    assert torch.autograd.gradcheck(attend, tuple(case.leaves()))
+    assert torch.autograd.gradcheck(attend, tuple(case.leaves()), fast_mode=True)
 
 
-@pytest.mark.usefixtures("blocks")
-def test_many_rows_take_the_direct_form():
-    spec = RPESpec.parse("product-contextual-qkv@clip20")
+def test_many_rows_take_the_direct_form(impl):
     for shared in (True, False):
-        spec = RPESpec("product", targets="qkv", index=spec.index, shared_heads=shared)
+        spec = RPESpec(targets="qkv", index=Clip(20), shared_heads=shared)
         case = Case(spec, (3, 5), 1)
         assert case.maps[0].num_used_buckets > case.q.shape[2]
         expected = case.output_and_gradients("reference")
-        assert_all_close(case.output_and_gradients("fused"), expected, 1e-10)
+        assert_all_close(case.output_and_gradients(impl), expected, 1e-10)
 
 
-@pytest.mark.usefixtures("blocks")
-def test_dropout_has_the_gradient_of_what_it_dropped():
+def test_dropout_has_the_gradient_of_what_it_dropped(impl):
     case = Case(RPESpec(targets="qkv"), (3, 5))
 
     def attend(q, k, v, query, key, value):
         case.q, case.k, case.v = q, k, v
         case.tables = {"query_tables": [query], "key_tables": [key], "value_tables": [value]}
         torch.manual_seed(0)
-        return case.attention("fused", dropout_p=0.4)
+        return case.attention(impl, dropout_p=0.4)
 
     assert torch.autograd.gradcheck(attend, tuple(case.leaves()), fast_mode=True)
 
@@ -135,6 +128,7 @@ def test_the_weights_are_kept_only_while_they_are_small():
             assert not fused._keeps_weights(q, q, q, tables)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_operators_pass_torchs_own_check():
     case = Case(RPESpec("cross", targets="qkv"), (2, 3), batch=1, mask="additive")
     arguments = (
@@ -156,5 +150,10 @@ def test_operators_pass_torchs_own_check():
     plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in plain]
     torch.library.opcheck(
         fused.fused_attention_backward,
-        (torch.randn_like(out), out.detach(), weights.detach(), *plain, True),
+        (torch.randn_like(out), weights.detach(), *plain, True),
     )
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_gradcheck_of_the_reference(spec):
+    test_gradcheck(spec, "reference")

@@ -41,6 +41,7 @@ def test_bfloat16_is_summed_in_float32():
     assert bucket_sum(ones, ids, 1).item() == 2000  # a bfloat16 sum sticks at 256
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_operators_pass_torchs_own_check():
     places = place_by_query(IDS, 3)
     values = torch.randn(2, 9, dtype=torch.float64, requires_grad=True)

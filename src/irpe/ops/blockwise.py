@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from irpe.ops.lookup import accumulation_dtype, bucket_sum_plain, lookup_plain
-from irpe.ops.shapes import Pairs, Tokens
+from irpe.ops.shapes import Mask, Pairs, Tokens
 from irpe.ops.tables import Tables
 from irpe.ops.terms import Block, Term, make_term, uses_pairs
 
@@ -77,20 +77,15 @@ class Blockwise:
             out += term.combination()
         return out.to(self.out_dtype), kept
 
-    def backward(
-        self, grad: Tokens, out: Tokens, kept: Tensor, mask_needs_grad: bool
-    ) -> list[Tensor]:
+    def backward(self, grad: Tokens, kept: Tensor, mask_needs_grad: bool) -> list[Tensor]:
         """Returns the gradients of q, k, v, of the tables by role, and of the mask if it needs one.
 
         Args:
             grad: The gradient of the output.
-            out: The output of the forward pass.
             kept: The weights, or an empty tensor if they were not kept.
             mask_needs_grad: Whether the mask was learned.
         """
         grad = grad.to(self.dtype).contiguous()
-        # Softmax's gradient needs sum_j a_ij da_ij, which is the inner product of grad and out.
-        inner = (grad * out).sum(-1, keepdim=True)
         dq, dk, dv = torch.empty_like(self.q), torch.zeros_like(self.k), torch.zeros_like(self.v)
         dbias = [torch.zeros_like(table) for table in self.bias]
         dmask = self._zero_mask() if mask_needs_grad else None
@@ -105,7 +100,8 @@ class Blockwise:
             for term in value_terms:
                 da += term.products(block)
                 term.collect(block, dropped)
-            de = self._drop(da, number).sub_(inner[batch, :, queries]).mul_(a)
+            da = self._drop(da, number)
+            de = torch.ops.aten._softmax_backward_data(da, a, -1, self.dtype)
             dq[batch, :, queries] = de @ self.k[batch]
             dk[batch] += de.mT @ self.q[batch, :, queries]
             for term in (*self.key_terms, *self.query_terms):
@@ -206,7 +202,7 @@ def _within(mask: Tensor, block: Block) -> tuple[slice, slice, slice]:
     return batch, slice(None), queries
 
 
-def _apply_mask(scores: Pairs, mask: Float[Tensor, "..."]) -> Pairs:
+def _apply_mask(scores: Pairs, mask: Mask) -> Pairs:
     if mask.dtype == torch.bool:
         return scores.masked_fill_(~mask, float("-inf"))
     return scores.add_(mask)

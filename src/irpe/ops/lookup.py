@@ -74,7 +74,7 @@ def _(values: Tensor, places: Tensor) -> Tensor:
 
 
 @bucket_sum.register_fake
-def _(pairs: Tensor, places: Tensor, num_places: int) -> Tensor:
+def _(pairs: Tensor, places: Tensor, num_places: int | torch.SymInt) -> Tensor:
     return pairs.new_empty(*pairs.shape[:-2], num_places)
 
 

@@ -1,7 +1,7 @@
 """The efficient form of Eq. 27-28, for values too, in plain operations.
 
 This is the form that exporters see: its gradients are PyTorch's own. It takes n k d + n^2
-operations and keeps several numbers per head and pair.
+operations and keeps several numbers per head and pair, in float32 at least.
 """
 
 import torch.nn.functional as F  # noqa: N812
@@ -9,7 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from irpe.core.buckets import BucketMap
-from irpe.ops.lookup import bucket_sum_plain, lookup_plain, place_by_key, place_by_query
+from irpe.ops.lookup import (
+    accumulation_dtype,
+    bucket_sum_plain,
+    lookup_plain,
+    place_by_key,
+    place_by_query,
+)
 from irpe.ops.masking import masked_softmax
 from irpe.ops.shapes import Ids, Mask, Pairs, Tokens, VectorTable
 from irpe.ops.tables import Tables
@@ -26,7 +32,8 @@ def attention(
     scale: float,
 ) -> Tokens:
     """Returns what the reference returns."""
-    used = tables.used(maps)
+    dtype, wide = q.dtype, accumulation_dtype(q.dtype)
+    q, k, v, used = q.to(wide), k.to(wide), v.to(wide), tables.used(maps).to(wide)
     all_ids = [bucket_map.compact_ids for bucket_map in maps]
     e = q @ k.mT
     for table, ids in zip(used.bias, all_ids, strict=False):
@@ -39,7 +46,7 @@ def attention(
     z = a @ v
     for table, ids in zip(used.value, all_ids, strict=False):
         z = z + _sum_by_bucket(a, table, ids) @ table
-    return z
+    return z.to(dtype)
 
 
 def _by_bucket(x: Tokens, table: VectorTable) -> Float[Tensor, "batch heads places"]:

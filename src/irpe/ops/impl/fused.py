@@ -81,7 +81,6 @@ def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("irpe::attention_backward", mutates_args=())
 def fused_attention_backward(
     grad: Tensor,
-    out: Tensor,
     weights: Tensor,
     q: Tensor,
     k: Tensor,
@@ -100,13 +99,12 @@ def fused_attention_backward(
     """Returns the gradients of q, k, v, of all tables in order, and of the mask if it needs one."""
     tables = Tables(tuple(query_tables), tuple(key_tables), tuple(value_tables), tuple(bias_tables))
     call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale)
-    return call.backward(grad, out, weights, mask_needs_grad)
+    return call.backward(grad, weights, mask_needs_grad)
 
 
 @fused_attention_backward.register_fake
 def _(
     grad: Tensor,
-    out: Tensor,
     weights: Tensor,
     q: Tensor,
     k: Tensor,
@@ -132,16 +130,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
     q, k, v, query, key, value, bias, ids, attn_mask, seed, dropout_p, scale, _ = inputs
     ctx.lengths = [len(group) for group in (query, key, value, bias, ids)]
     ctx.dropout_p, ctx.scale = dropout_p, scale
-    out, weights = output
-    ctx.save_for_backward(out, weights, attn_mask, seed, q, k, v, *query, *key, *value, *bias, *ids)
+    ctx.save_for_backward(output[1], attn_mask, seed, q, k, v, *query, *key, *value, *bias, *ids)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
-    out, weights, attn_mask, seed, q, k, v, *rest = ctx.saved_tensors
+    weights, attn_mask, seed, q, k, v, *rest = ctx.saved_tensors
     query, key, value, bias, ids = _split(rest, ctx.lengths)
     mask_needs_grad = attn_mask is not None and ctx.needs_input_grad[8]
     gradients = fused_attention_backward(
-        grad, out, weights, q, k, v, query, key, value, bias, ids, attn_mask, seed,
+        grad, weights, q, k, v, query, key, value, bias, ids, attn_mask, seed,
         ctx.dropout_p, ctx.scale, mask_needs_grad,
     )  # fmt: skip
     dq, dk, dv, *rest = gradients
