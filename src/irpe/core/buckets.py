@@ -29,12 +29,14 @@ class BucketMap:
         num_buckets: The rows of the table, used on this grid or not.
 
     Attributes:
+        num_used_buckets: How many rows are used on this grid: the k of the cost.
         used_rows: The rows that occur in `ids`, ascending: the set in Eq. 27.
         compact_ids: `ids` renumbered, so that they count the used rows alone.
     """
 
     ids: Int[Tensor, "query key"]
     num_buckets: int
+    num_used_buckets: int = field(init=False)
     used_rows: Int[Tensor, " used"] = field(init=False, repr=False)
     compact_ids: Int[Tensor, "query key"] = field(init=False, repr=False)
 
@@ -45,13 +47,9 @@ class BucketMap:
                 "no bucket map: pass a matrix of integers that holds values"
             )
         used_rows = _find_used_rows(self.ids, self.num_buckets)
+        object.__setattr__(self, "num_used_buckets", len(used_rows))
         object.__setattr__(self, "used_rows", used_rows)
         object.__setattr__(self, "compact_ids", _renumber(self.ids, used_rows, self.num_buckets))
-
-    @property
-    def num_used_buckets(self) -> int:
-        """The number of rows used on this grid: the k of the cost."""
-        return len(self.used_rows)
 
     def to(self, device: torch.device | str) -> "BucketMap":
         """Returns the map on `device`."""

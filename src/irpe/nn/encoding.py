@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from irpe.core.buckets import bucket_maps, check_num_prefix_tokens
+from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
 from irpe.core.grid import Grid
 from irpe.core.spec import RPESpec
 from irpe.ops.attention import rpe_attention, rpe_attention_weights, rpe_scores
@@ -86,7 +86,7 @@ class RelativePositionEncoding(nn.Module):
             q,
             k,
             v,
-            bucket_maps(self.spec, grid, self.num_prefix_tokens, q.device),
+            self.maps(grid, q.device),
             query_tables=list(self.query_tables),
             key_tables=list(self.key_tables),
             value_tables=list(self.value_tables),
@@ -107,15 +107,30 @@ class RelativePositionEncoding(nn.Module):
         scale: float | None = None,
     ) -> Pairs:
         """Returns the attention weights a_ij."""
-        maps = bucket_maps(self.spec, grid, self.num_prefix_tokens, q.device)
         return rpe_attention_weights(
-            q, k, maps, **self._score_tables(), attn_mask=attn_mask, scale=scale
+            q,
+            k,
+            self.maps(grid, q.device),
+            **self._score_tables(),
+            attn_mask=attn_mask,
+            scale=scale,
         )
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Pairs:
         """Returns b_ij, what the encoding adds to the scores before they are scaled."""
-        maps = bucket_maps(self.spec, grid, self.num_prefix_tokens, q.device)
-        return rpe_scores(q, k, maps, **self._score_tables())
+        return rpe_scores(q, k, self.maps(grid, q.device), **self._score_tables())
+
+    def maps(
+        self, grid: Grid | Sequence[int], device: torch.device | str = "cpu"
+    ) -> tuple[BucketMap, ...]:
+        """Returns the bucket maps on a grid; equal encodings share them."""
+        ndim = len(grid.shape if isinstance(grid, Grid) else grid)
+        if ndim != self.ndim:
+            raise ValueError(
+                f"grid {grid} has {ndim} axes but the tables were made for {self.ndim} axes: pass "
+                f"another grid, or make the encoding with ndim={ndim}"
+            )
+        return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
 
     def _score_tables(self) -> dict[str, list[Tensor]]:
         names = ("query_tables", "key_tables", "bias_tables")
