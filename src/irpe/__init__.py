@@ -3,6 +3,8 @@
 From "Rethinking and Improving Relative Position Encoding for Vision Transformer" (ICCV 2021).
 """
 
+from irpe.adapters.equip import equip
+from irpe.adapters.report import parameter_groups, summary
 from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise
@@ -20,7 +22,10 @@ __all__ = [
     "RPESpec",
     "RelativePositionEncoding",
     "bucket_maps",
+    "equip",
+    "parameter_groups",
     "rpe_attention",
     "rpe_attention_weights",
     "rpe_scores",
+    "summary",
 ]

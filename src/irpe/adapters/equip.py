@@ -1,0 +1,155 @@
+"""`equip`: gives an existing model its encodings, in place, in one line."""
+
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from torch import nn
+
+from irpe.adapters.inject import (
+    Plan,
+    Request,
+    Undo,
+    check_not_equipped,
+    choose_layers,
+    inject,
+    is_equipped,
+)
+from irpe.core.buckets import check_num_prefix_tokens
+from irpe.core.grid import Grid
+from irpe.core.spec import RPESpec
+
+Model = TypeVar("Model", bound=nn.Module)
+
+# In order: the first adapter that finds an attention takes the model.
+_ADAPTERS = {"timm": "irpe.adapters.timm", "torch": "irpe.adapters.torch_nn"}
+_SUPPORTED = (
+    "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...) and "
+    "SwinTransformer; torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder"
+)
+_CHOICES = {"absolute": ("keep", "none", "sinusoid"), "builtin_bias": ("keep", "drop")}
+_EQUIPMENT = "_irpe_equipment"
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """How a model was equipped: the arguments of `equip`, which can be called with them again."""
+
+    spec: RPESpec
+    grid: tuple[int, ...] | None
+    num_prefix_tokens: int | None
+    layers: tuple[int, ...] | None
+    absolute: str
+    builtin_bias: str
+
+
+def equip(
+    model: Model,
+    spec: RPESpec | str,
+    grid: Grid | Sequence[int] | None = None,
+    num_prefix_tokens: int | None = None,
+    layers: Iterable[int] | None = None,
+    absolute: str = "keep",
+    builtin_bias: str = "keep",
+) -> Model:
+    """Gives the self-attentions of a model an encoding, in place, and returns the model.
+
+    All tables are zero at the start, so the output is what it was. If anything is wrong, an error
+    is raised and the model is what it was too.
+
+    Args:
+        model: A model of timm or of torch.nn, or one that contains such a model.
+        spec: The encoding, or its text, for example "product-contextual-k".
+        grid: The shape of the grid of patches; `None` takes it from the model, input by input.
+        num_prefix_tokens: How many tokens stand before the patches; `None` takes it from the model.
+        layers: The numbers of the attentions to equip, counted from the input; `None` takes all.
+        absolute: "keep" the absolute encoding, use "none", or replace it by a fixed "sinusoid".
+        builtin_bias: "keep" or "drop" the relative bias that a Swin transformer has of its own.
+    """
+    spec = RPESpec.of(spec)
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model {model!r} is not a torch.nn.Module")
+    if num_prefix_tokens is not None:
+        check_num_prefix_tokens(num_prefix_tokens)
+    for name, value in (("absolute", absolute), ("builtin_bias", builtin_bias)):
+        if value not in _CHOICES[name]:
+            raise ValueError(f"{name} {value!r} is not one of {', '.join(_CHOICES[name])}")
+    shape = None if grid is None else Grid.of(grid).shape
+    numbers = None if layers is None else tuple(layers)
+
+    plan = _find(model, Request(shape, num_prefix_tokens, absolute, builtin_bias))
+    sites = choose_layers(plan.sites, numbers)
+    check_not_equipped(sites)
+    equipment = Equipment(spec, shape, num_prefix_tokens, numbers, absolute, builtin_bias)
+    inject(sites, [*plan.changes, partial(_note, model, equipment)], spec)
+    return model
+
+
+def equipment_of(model: nn.Module) -> tuple[Equipment, ...]:
+    """Returns how a model was equipped, once for each call of `equip`."""
+    return getattr(model, _EQUIPMENT, ())
+
+
+def equipped_attentions(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the attentions of a model that have an encoding, by their names."""
+    found = {name: module for name, module in model.named_modules() if is_equipped(module)}
+    if not found:
+        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
+    return found
+
+
+def _find(model: nn.Module, request: Request) -> Plan:
+    for library, adapter in _ADAPTERS.items():
+        if library in sys.modules:  # else the model cannot come from it
+            plan = importlib.import_module(adapter).plan(model, request)
+            if plan.sites:
+                return plan
+    kinds = sorted({type(m).__qualname__ for m in model.modules() if "Att" in type(m).__name__})
+    found = f"its attention is {', '.join(kinds)}" if kinds else "it has no attention"
+    raise ValueError(
+        f"{type(model).__qualname__} cannot be equipped: {found}. Supported are {_SUPPORTED}. "
+        "docs/adapters.md shows how to equip an attention of your own."
+    )
+
+
+def _note(model: nn.Module, equipment: Equipment) -> Undo:
+    """Writes down how the model was equipped, and keeps timm's optimizers from decaying tables."""
+    before = dict(model.__dict__)
+    setattr(model, _EQUIPMENT, (*equipment_of(model), equipment))
+    if callable(getattr(model, "no_weight_decay", None)):
+        model.no_weight_decay = NoWeightDecay(model)
+
+    def undo() -> None:
+        for name in (_EQUIPMENT, "no_weight_decay"):
+            model.__dict__.pop(name, None)
+            if name in before:
+                model.__dict__[name] = before[name]
+
+    return undo
+
+
+class NoWeightDecay:
+    """Stands for a model's own `no_weight_decay`, which timm's optimizers ask: adds the tables.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self) -> set[str]:
+        """Returns the names of the parameters that do not decay."""
+        return {*type(self.model).no_weight_decay(self.model), *table_names(self.model)}
+
+
+def table_names(model: nn.Module) -> list[str]:
+    """Returns the names of all tables in a model."""
+    return [
+        f"{name}.rpe.{table}".lstrip(".")
+        for name, attention in equipped_attentions(model).items()
+        for table, _ in attention.rpe.named_parameters()
+    ]

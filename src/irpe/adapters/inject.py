@@ -1,0 +1,177 @@
+"""How a model is equipped, whatever library it comes from: all of its attentions, or none.
+
+An adapter finds the attentions of a model and describes each as a `Site`; `inject` gives each the
+tables and the grid. An equipped attention is the same object with the same parameters, with a
+submodule `rpe` and a class whose `forward` uses it, so names in checkpoints stay what they were.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from irpe.core.grid import Grid
+from irpe.core.spec import RPESpec
+from irpe.nn.encoding import RelativePositionEncoding
+
+Undo = Callable[[], object]
+Change = Callable[[], Undo]  # makes a change and returns what undoes it
+
+
+class GridSource:
+    """The grid of the input that a model works on, shared by the attentions that see this grid.
+
+    Args:
+        grid: The grid, if it is known before the first input.
+    """
+
+    def __init__(self, grid: Sequence[int] | None) -> None:
+        self.grid = None if grid is None else tuple(grid)
+
+    def current(self) -> tuple[int, ...]:
+        """Returns the grid of the current input."""
+        if self.grid is None:
+            raise RuntimeError("the grid is not known before the model has seen its first input")
+        return self.grid
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `equip` was asked for, besides the encoding.
+
+    Args:
+        grid: The grid, or `None` to take it from the model.
+        num_prefix_tokens: The tokens before the patches, or `None` to take it from the model.
+        absolute: What becomes of the absolute encoding: keep, none or sinusoid.
+        builtin_bias: What becomes of a relative bias that the model has: keep or drop.
+    """
+
+    grid: tuple[int, ...] | None
+    num_prefix_tokens: int | None
+    absolute: str
+    builtin_bias: str
+
+
+@dataclass(frozen=True)
+class Site:
+    """An attention that can be equipped.
+
+    Args:
+        name: Its path in the model.
+        attention: The attention itself.
+        equipped_class: The class that it gets: a subclass of its own whose forward uses `self.rpe`.
+        num_heads: The number of heads.
+        head_dim: The dimension of one head.
+        num_prefix_tokens: How many tokens stand before the patches.
+        grid: Where the grid of an input comes from.
+        change: What else is to be changed in it.
+    """
+
+    name: str
+    attention: nn.Module
+    equipped_class: type[nn.Module]
+    num_heads: int
+    head_dim: int
+    num_prefix_tokens: int
+    grid: GridSource
+    change: Change | None = None
+
+
+@dataclass
+class Plan:
+    """What an adapter found in a model.
+
+    Args:
+        sites: The attentions, counted from the input.
+        changes: What else is to be changed in the model.
+    """
+
+    sites: list[Site] = field(default_factory=list[Site])
+    changes: list[Change] = field(default_factory=list[Change])
+
+
+def inject(sites: Sequence[Site], changes: Sequence[Change], spec: RPESpec) -> None:
+    """Equips the attentions and makes the changes; undoes everything if anything fails."""
+    encodings = [_make_encoding(site, spec) for site in sites]  # fails before anything is changed
+    with ExitStack() as undo:
+        for site, encoding in zip(sites, encodings, strict=True):
+            undo.callback(_equip_one(site, encoding))
+            if site.change is not None:
+                undo.callback(site.change())
+        for change in changes:
+            undo.callback(change())
+        undo.pop_all()
+
+
+def choose_layers(sites: Sequence[Site], layers: Iterable[int] | None) -> list[Site]:
+    """Returns the attentions with these numbers, counted from the input; all if `None`."""
+    if layers is None:
+        return list(sites)
+    layers = list(layers)
+    known = range(-len(sites), len(sites))
+    wrong = [n for n in layers if isinstance(n, bool) or not isinstance(n, int) or n not in known]
+    if wrong or not layers:
+        raise ValueError(
+            f"layers {wrong or layers} name no attention: give numbers from 0 to {len(sites) - 1}, "
+            "or None for all"
+        )
+    numbers = sorted({n % len(sites) for n in layers})
+    return [sites[n] for n in numbers]
+
+
+def check_not_equipped(sites: Iterable[Site]) -> None:
+    """Raises an error if an attention has an encoding already."""
+    equipped = [site.name for site in sites if is_equipped(site.attention)]
+    if equipped:
+        raise ValueError(
+            f"already equipped: {', '.join(equipped)}; start from a plain model, or choose other "
+            "layers"
+        )
+
+
+def is_equipped(module: nn.Module) -> bool:
+    """Tells whether a module is an attention with an encoding."""
+    return isinstance(getattr(module, "rpe", None), RelativePositionEncoding)
+
+
+def current_grid(attention: nn.Module) -> tuple[int, ...]:
+    """Returns the grid of the input that an equipped attention works on."""
+    source = attention.rpe_grid
+    assert isinstance(source, GridSource)
+    return source.current()
+
+
+def _make_encoding(site: Site, spec: RPESpec) -> RelativePositionEncoding:
+    like = next(site.attention.parameters())
+    ndim = 2 if site.grid.grid is None else Grid.of(site.grid.grid).ndim
+    return RelativePositionEncoding(
+        spec, site.num_heads, site.head_dim, site.num_prefix_tokens, ndim, like.device, like.dtype
+    ).train(site.attention.training)
+
+
+def _equip_one(site: Site, encoding: RelativePositionEncoding) -> Undo:
+    attention, plain_class = site.attention, type(site.attention)
+    attention.rpe = encoding
+    attention.rpe_grid = site.grid
+    attention.__class__ = site.equipped_class
+
+    def undo() -> None:
+        attention.__class__ = plain_class
+        del attention.rpe, attention.rpe_grid
+
+    return undo
+
+
+def replace_parameter_by_buffer(module: nn.Module, name: str, values: torch.Tensor) -> Undo:
+    """Puts fixed values where a module has a learned tensor; they are not saved with the model."""
+    learned = module._parameters.pop(name)
+    module.register_buffer(name, values, persistent=False)
+
+    def undo() -> None:
+        del module._buffers[name]
+        module._non_persistent_buffers_set.discard(name)
+        module._parameters[name] = learned
+
+    return undo

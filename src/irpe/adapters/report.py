@@ -1,0 +1,117 @@
+"""What a model was equipped with, and how to hand it to an optimizer."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from irpe.adapters.equip import equipped_attentions, table_names
+from irpe.adapters.inject import GridSource
+from irpe.nn.encoding import RelativePositionEncoding
+
+
+@dataclass(frozen=True)
+class AttentionSummary:
+    """One equipped attention.
+
+    Args:
+        name: Its path in the model.
+        spec: Its encoding, as text.
+        grid: The grid it last worked on, or will; `None` if not known yet.
+        num_prefix_tokens: The tokens before the patches.
+        num_buckets: The rows of its tables of one role.
+        num_used_buckets: The rows that are used on the grid; `None` if it is not known yet.
+        num_parameters: The numbers in all its tables.
+    """
+
+    name: str
+    spec: str
+    grid: tuple[int, ...] | None
+    num_prefix_tokens: int
+    num_buckets: int
+    num_used_buckets: int | None
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All equipped attentions; `print` shows a table.
+
+    Args:
+        attentions: From the input on.
+    """
+
+    attentions: tuple[AttentionSummary, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """The numbers in all tables."""
+        return sum(attention.num_parameters for attention in self.attentions)
+
+    def __str__(self) -> str:
+        rows = [("attention", "encoding", "grid", "rows", "used", "parameters")]
+        for a in self.attentions:
+            grid = "?" if a.grid is None else "x".join(map(str, a.grid))
+            prefix = f"+{a.num_prefix_tokens}" if a.num_prefix_tokens else ""
+            used = "?" if a.num_used_buckets is None else str(a.num_used_buckets)
+            numbers = str(a.num_buckets), used, f"{a.num_parameters:,}"
+            rows.append((a.name, a.spec, grid + prefix, *numbers))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if number > 2 else cell.ljust(width)
+                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        ]
+        total = f"{len(self.attentions)} attentions, {self.num_parameters:,} parameters in tables"
+        return "\n".join([*lines, total])
+
+
+def summary(model: nn.Module) -> Summary:
+    """Returns what was equipped: attentions, encoding, grid, rows, used rows, parameters."""
+    attentions = equipped_attentions(model)
+    return Summary(tuple(_summarize(name, module) for name, module in attentions.items()))
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Returns two groups for an optimizer: parameters that decay, and those that do not.
+
+    Tables do not decay, nor do biases, norms and what the model's own `no_weight_decay` names.
+
+    Args:
+        model: An equipped model.
+        weight_decay: The decay of the first group.
+    """
+    tables = set(table_names(model))
+    own = getattr(model, "no_weight_decay", None)
+    exempt = tables | (set(own()) if callable(own) else set())
+    decayed: list[nn.Parameter] = []
+    kept: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            group = kept if parameter.ndim <= 1 or name in exempt else decayed
+            group.append(parameter)
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": kept, "weight_decay": 0.0},
+    ]
+
+
+def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
+    encoding, source = attention.rpe, attention.rpe_grid
+    assert isinstance(encoding, RelativePositionEncoding)
+    assert isinstance(source, GridSource)
+    rows = encoding.spec.num_buckets(encoding.ndim, encoding.num_prefix_tokens)
+    used = None
+    if source.grid is not None:
+        used = sum(bucket_map.num_used_buckets for bucket_map in encoding.maps(source.grid))
+    return AttentionSummary(
+        name=name,
+        spec=str(encoding.spec),
+        grid=source.grid,
+        num_prefix_tokens=encoding.num_prefix_tokens,
+        num_buckets=sum(rows),
+        num_used_buckets=used,
+        num_parameters=sum(table.numel() for table in encoding.parameters()),
+    )

@@ -1,0 +1,193 @@
+"""timm: vision transformers with the stock attention, and Swin transformers."""
+
+from functools import partial
+
+import torch
+from timm.layers.attention import Attention
+from timm.models.swin_transformer import SwinTransformer, WindowAttention
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from irpe.adapters.inject import (
+    GridSource,
+    Plan,
+    Request,
+    Site,
+    Undo,
+    current_grid,
+    replace_parameter_by_buffer,
+)
+from irpe.core.sinusoid import sinusoid
+
+
+class RPEViTAttention(Attention):
+    """timm's attention with an encoding."""
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        """Returns the attended tokens."""
+        if is_causal:
+            raise ValueError("is_causal=True: tokens of an image have no order; pass attn_mask")
+        gate = getattr(self, "gate", None)  # not in older releases of timm
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        dropout_p = self.attn_drop.p if self.training else 0.0
+        z = self.rpe(
+            self.q_norm(q),
+            self.k_norm(k),
+            v,
+            grid=current_grid(self),
+            attn_mask=attn_mask,
+            dropout_p=dropout_p,
+            scale=self.scale,
+        )
+        z = self.norm(z.transpose(1, 2).flatten(2))
+        if gate is not None:
+            z = z * gate(x).sigmoid()
+        return self.proj_drop(self.proj(z))
+
+
+class RPEWindowAttention(WindowAttention):
+    """Swin's attention with an encoding, on the grid of a window, its own bias kept or dropped."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the attended tokens of each window."""
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # windows tokens 3 heads dim
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        dropout_p = self.attn_drop.p if self.training else 0.0
+        z = self.rpe(
+            q,
+            k,
+            v,
+            grid=self.window_size,
+            attn_mask=self._mask(mask, len(x)),
+            dropout_p=dropout_p,
+            scale=self.scale,
+        )
+        return self.proj_drop(self.proj(z.transpose(1, 2).flatten(2)))
+
+    def _mask(self, shift: Tensor | None, num_windows: int) -> Tensor | None:
+        """Returns Swin's own bias and the mask of shifted windows, added up."""
+        bias = None
+        if self.relative_position_bias_table is not None:
+            bias = self._get_rel_pos_bias()  # 1 heads tokens tokens
+        if shift is None:
+            return bias
+        shift = shift.repeat(num_windows // len(shift), 1, 1).unsqueeze(1)
+        return shift if bias is None else bias + shift
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """Changes the window; the encoding needs no interpolation."""
+        if self.relative_position_bias_table is not None:
+            super().set_window_size(window_size)
+            return
+        self.window_size = tuple(window_size)
+        self.window_area = self.window_size[0] * self.window_size[1]
+
+
+class RecordGrid:
+    """A hook on the patch embedding that notes the grid of each input.
+
+    Args:
+        source: Where the attentions look the grid up.
+    """
+
+    def __init__(self, source: GridSource) -> None:
+        self.source = source
+
+    def __call__(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        """Notes the grid."""
+        height, width = embedding.dynamic_feat_size(inputs[0].shape[-2:])
+        self.source.grid = (height, width)
+
+
+def plan(model: nn.Module, request: Request) -> Plan:
+    """Returns the attentions of all timm transformers in a model, and what else changes."""
+    found = Plan()
+    for name, module in model.named_modules():
+        prefix = f"{name}." if name else ""
+        if isinstance(module, VisionTransformer):
+            _plan_vit(found, module, prefix, request)
+        elif isinstance(module, SwinTransformer):
+            _plan_swin(found, module, prefix, request)
+    return found
+
+
+def _plan_vit(found: Plan, vit: VisionTransformer, prefix: str, request: Request) -> None:
+    if not isinstance(vit.patch_drop, nn.Identity):
+        raise ValueError(
+            "patch_drop removes tokens, and the rest is no grid any more: create the model with "
+            "patch_drop_rate=0"
+        )
+    source = GridSource(request.grid or vit.patch_embed.grid_size)
+    count = request.num_prefix_tokens
+    for name, attention in vit.blocks.named_modules(prefix=f"{prefix}blocks"):
+        if isinstance(attention, Attention):
+            found.sites.append(
+                Site(
+                    name=name,
+                    attention=attention,
+                    equipped_class=RPEViTAttention,
+                    num_heads=attention.num_heads,
+                    head_dim=attention.head_dim,
+                    num_prefix_tokens=vit.num_prefix_tokens if count is None else count,
+                    grid=source,
+                )
+            )
+    if request.grid is None:
+        found.changes.append(partial(_record_grid, vit.patch_embed, source))
+    if request.absolute != "keep":
+        found.changes.append(partial(_replace_absolute, vit, request.absolute))
+
+
+def _plan_swin(found: Plan, swin: SwinTransformer, prefix: str, request: Request) -> None:
+    if request.grid is not None or request.num_prefix_tokens:
+        raise ValueError(
+            f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
+            "a Swin transformer works on its windows; leave both to the model"
+        )
+    if request.absolute == "sinusoid":
+        raise ValueError(
+            "absolute 'sinusoid': a Swin transformer has no absolute encoding to replace; use "
+            "'keep' or 'none'"
+        )
+    for name, attention in swin.layers.named_modules(prefix=f"{prefix}layers"):
+        if isinstance(attention, WindowAttention):
+            drops_bias = request.builtin_bias == "drop"
+            found.sites.append(
+                Site(
+                    name=name,
+                    attention=attention,
+                    equipped_class=RPEWindowAttention,
+                    num_heads=attention.num_heads,
+                    head_dim=attention.qkv.out_features // (3 * attention.num_heads),
+                    num_prefix_tokens=0,
+                    grid=GridSource(attention.window_size),
+                    change=partial(_drop_bias, attention) if drops_bias else None,
+                )
+            )
+
+
+def _record_grid(embedding: nn.Module, source: GridSource) -> Undo:
+    return embedding.register_forward_hook(RecordGrid(source)).remove
+
+
+def _drop_bias(attention: WindowAttention) -> Undo:
+    learned = attention.relative_position_bias_table
+    attention.relative_position_bias_table = None
+    return partial(setattr, attention, "relative_position_bias_table", learned)
+
+
+def _replace_absolute(vit: VisionTransformer, absolute: str) -> Undo:
+    """Puts zeros or sines in the place of the learned encoding."""
+    learned = vit.pos_embed
+    if learned is None:
+        raise ValueError(
+            f"absolute {absolute!r}: the model has no absolute encoding to replace; use 'keep'"
+        )
+    values = torch.zeros_like(learned)
+    if absolute == "sinusoid":
+        patches = sinusoid(vit.patch_embed.grid_size, vit.embed_dim)
+        values[:, -len(patches) :] = patches.to(values)
+    return replace_parameter_by_buffer(vit, "pos_embed", values)

@@ -1,0 +1,131 @@
+"""torch.nn: MultiheadAttention, alone and in TransformerEncoderLayer and TransformerEncoder."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from irpe.adapters.inject import GridSource, Plan, Request, Site, Undo, current_grid
+
+
+class RPEMultiheadAttention(nn.MultiheadAttention):
+    """torch's self-attention with an encoding."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the attended tokens and, if asked for, the weights, as torch's own does."""
+        if key is not query or value is not query:
+            raise ValueError(
+                "query, key and value differ: an encoding relates the tokens of one grid to each "
+                "other; leave cross-attention out with layers="
+            )
+        is_batched = query.ndim == 3
+        x = query if is_batched else query.unsqueeze(0)
+        x = x if self.batch_first or not is_batched else x.transpose(0, 1)
+        qkv = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
+        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+
+        mask = _combined_mask(attn_mask, key_padding_mask, q)
+        grid = current_grid(self)
+        dropout_p = self.dropout if self.training else 0.0
+        z = self.rpe(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
+        out = self.out_proj(z.transpose(1, 2).flatten(2))
+        weights = self.rpe.weights(q, k, grid=grid, attn_mask=mask) if need_weights else None
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(dim=1)
+        if not is_batched:
+            return out.squeeze(0), None if weights is None else weights.squeeze(0)
+        return (out if self.batch_first else out.transpose(0, 1)), weights
+
+
+def plan(model: nn.Module, request: Request) -> Plan:
+    """Returns the self-attentions of a model that are made of torch.nn's."""
+    found = Plan()
+    source = GridSource(request.grid)
+    in_decoders = {
+        id(module)
+        for decoder in model.modules()
+        if isinstance(decoder, nn.TransformerDecoderLayer)
+        for module in decoder.modules()
+    }
+    for name, attention in model.named_modules():
+        if not isinstance(attention, nn.MultiheadAttention) or id(attention) in in_decoders:
+            continue
+        _check(attention, name, request)
+        found.sites.append(
+            Site(
+                name=name or "the model itself",
+                attention=attention,
+                equipped_class=RPEMultiheadAttention,
+                num_heads=attention.num_heads,
+                head_dim=attention.head_dim,
+                num_prefix_tokens=request.num_prefix_tokens or 0,
+                grid=source,
+                change=partial(_leave_fast_path, attention),
+            )
+        )
+    return found
+
+
+def _check(attention: nn.MultiheadAttention, name: str, request: Request) -> None:
+    where = f"{name}: " if name else ""
+    if request.grid is None:
+        raise ValueError(
+            f"{where}a torch.nn attention does not know its grid: pass grid=, for example "
+            "grid=(14, 14), and num_prefix_tokens= if tokens stand before the patches"
+        )
+    if request.absolute != "keep":
+        raise ValueError(
+            f"absolute {request.absolute!r}: torch.nn's transformer has no absolute encoding to "
+            "replace; use 'keep'"
+        )
+    if attention.in_proj_weight is None:
+        raise ValueError(f"{where}kdim or vdim differ from embed_dim: this is cross-attention")
+    if attention.bias_k is not None or attention.add_zero_attn:
+        raise ValueError(
+            f"{where}add_bias_kv and add_zero_attn append tokens that have no place on the grid: "
+            "create the attention without them"
+        )
+
+
+def _leave_fast_path(attention: nn.MultiheadAttention) -> Undo:
+    """Makes TransformerEncoderLayer call the attention in eval mode too.
+
+    Its fused path for inference reads the weights and never calls the attention. It is not taken
+    for attentions whose q, k and v have weights of their own; nothing else reads this attribute.
+    """
+    attention._qkv_same_embed_dim = False
+    return partial(setattr, attention, "_qkv_same_embed_dim", True)
+
+
+def _combined_mask(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor
+) -> Tensor | None:
+    """Returns torch.nn's two masks as one: there True means that a key does not take part."""
+    parts: list[Tensor] = []
+    if attn_mask is not None:
+        per_head = attn_mask.ndim == 3
+        parts.append(attn_mask.unflatten(0, (-1, q.shape[1])) if per_head else attn_mask)
+    if key_padding_mask is not None:
+        parts.append(key_padding_mask.reshape(-1, 1, 1, key_padding_mask.shape[-1]))
+    if not parts:
+        return None
+    if all(part.dtype == torch.bool for part in parts):
+        return ~(parts[0] if len(parts) == 1 else parts[0] | parts[1])
+    numbers = [
+        torch.zeros_like(part, dtype=q.dtype).masked_fill_(part, float("-inf"))
+        if part.dtype == torch.bool
+        else part
+        for part in parts
+    ]
+    return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]
