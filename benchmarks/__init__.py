@@ -1,0 +1,1 @@
+"""Speed and memory, measured side by side; nothing here is a test."""

@@ -45,9 +45,7 @@ def main() -> None:
     write_report(arguments.output, {"model": arguments.model, "batch": arguments.batch, **ratios})
 
 
-def make_run(
-    model: torch.nn.Module, images: torch.Tensor, what: str
-) -> Callable[[], object]:
+def make_run(model: torch.nn.Module, images: torch.Tensor, what: str) -> Callable[[], object]:
     def infer() -> object:
         model.eval()
         with torch.inference_mode():

@@ -4,6 +4,7 @@ From "Rethinking and Improving Relative Position Encoding for Vision Transformer
 """
 
 from irpe.adapters.equip import equip
+from irpe.adapters.keep import load_equipped, save_equipped
 from irpe.adapters.report import parameter_groups, summary
 from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.grid import Grid
@@ -23,9 +24,11 @@ __all__ = [
     "RelativePositionEncoding",
     "bucket_maps",
     "equip",
+    "load_equipped",
     "parameter_groups",
     "rpe_attention",
     "rpe_attention_weights",
     "rpe_scores",
+    "save_equipped",
     "summary",
 ]

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -15,6 +15,7 @@ from irpe.adapters.inject import (
     Undo,
     check_not_equipped,
     choose_layers,
+    encoding_of,
     inject,
     is_equipped,
 )
@@ -25,7 +26,7 @@ from irpe.core.spec import RPESpec
 Model = TypeVar("Model", bound=nn.Module)
 
 # In order: the first adapter that finds an attention takes the model.
-_ADAPTERS = {"timm": "irpe.adapters.timm", "torch": "irpe.adapters.torch_nn"}
+ADAPTERS = {"timm": "irpe.adapters.timm", "torch": "irpe.adapters.torch_nn"}
 _SUPPORTED = (
     "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...) and "
     "SwinTransformer; torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder"
@@ -102,7 +103,7 @@ def equipped_attentions(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _find(model: nn.Module, request: Request) -> Plan:
-    for library, adapter in _ADAPTERS.items():
+    for library, adapter in ADAPTERS.items():
         if library in sys.modules:  # else the model cannot come from it
             plan = importlib.import_module(adapter).plan(model, request)
             if plan.sites:
@@ -120,7 +121,7 @@ def _note(model: nn.Module, equipment: Equipment) -> Undo:
     before = dict(model.__dict__)
     setattr(model, _EQUIPMENT, (*equipment_of(model), equipment))
     if callable(getattr(model, "no_weight_decay", None)):
-        model.no_weight_decay = NoWeightDecay(model)
+        model.__dict__["no_weight_decay"] = NoWeightDecay(model)
 
     def undo() -> None:
         for name in (_EQUIPMENT, "no_weight_decay"):
@@ -138,7 +139,7 @@ class NoWeightDecay:
         model: The model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
 
     def __call__(self) -> set[str]:
@@ -151,5 +152,5 @@ def table_names(model: nn.Module) -> list[str]:
     return [
         f"{name}.rpe.{table}".lstrip(".")
         for name, attention in equipped_attentions(model).items()
-        for table, _ in attention.rpe.named_parameters()
+        for table, _ in encoding_of(attention).named_parameters()
     ]

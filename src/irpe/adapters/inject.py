@@ -136,11 +136,18 @@ def is_equipped(module: nn.Module) -> bool:
     return isinstance(getattr(module, "rpe", None), RelativePositionEncoding)
 
 
-def current_grid(attention: nn.Module) -> tuple[int, ...]:
-    """Returns the grid of the input that an equipped attention works on."""
-    source = attention.rpe_grid
+def encoding_of(attention: nn.Module) -> RelativePositionEncoding:
+    """Returns the encoding of an equipped attention."""
+    encoding = attention.rpe
+    assert isinstance(encoding, RelativePositionEncoding)
+    return encoding
+
+
+def grid_of(attention: nn.Module) -> GridSource:
+    """Returns where an equipped attention takes its grid from."""
+    source: object = attention.__dict__["rpe_grid"]
     assert isinstance(source, GridSource)
-    return source.current()
+    return source
 
 
 def _make_encoding(site: Site, spec: RPESpec) -> RelativePositionEncoding:
@@ -154,12 +161,12 @@ def _make_encoding(site: Site, spec: RPESpec) -> RelativePositionEncoding:
 def _equip_one(site: Site, encoding: RelativePositionEncoding) -> Undo:
     attention, plain_class = site.attention, type(site.attention)
     attention.rpe = encoding
-    attention.rpe_grid = site.grid
+    attention.__dict__["rpe_grid"] = site.grid
     attention.__class__ = site.equipped_class
 
     def undo() -> None:
         attention.__class__ = plain_class
-        del attention.rpe, attention.rpe_grid
+        del attention.rpe, attention.__dict__["rpe_grid"]
 
     return undo
 

@@ -6,8 +6,7 @@ from typing import Any
 from torch import nn
 
 from irpe.adapters.equip import equipped_attentions, table_names
-from irpe.adapters.inject import GridSource
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.adapters.inject import encoding_of, grid_of
 
 
 @dataclass(frozen=True)
@@ -84,8 +83,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
         weight_decay: The decay of the first group.
     """
     tables = set(table_names(model))
-    own = getattr(model, "no_weight_decay", None)
-    exempt = tables | (set(own()) if callable(own) else set())
+    own: Any = getattr(model, "no_weight_decay", set[str])
+    exempt = tables | set(own())
     decayed: list[nn.Parameter] = []
     kept: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -99,17 +98,15 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
-    encoding, source = attention.rpe, attention.rpe_grid
-    assert isinstance(encoding, RelativePositionEncoding)
-    assert isinstance(source, GridSource)
+    encoding, grid = encoding_of(attention), grid_of(attention).grid
     rows = encoding.spec.num_buckets(encoding.ndim, encoding.num_prefix_tokens)
     used = None
-    if source.grid is not None:
-        used = sum(bucket_map.num_used_buckets for bucket_map in encoding.maps(source.grid))
+    if grid is not None:
+        used = sum(bucket_map.num_used_buckets for bucket_map in encoding.maps(grid))
     return AttentionSummary(
         name=name,
         spec=str(encoding.spec),
-        grid=source.grid,
+        grid=grid,
         num_prefix_tokens=encoding.num_prefix_tokens,
         num_buckets=sum(rows),
         num_used_buckets=used,

@@ -1,9 +1,12 @@
 """timm: vision transformers with the stock attention, and Swin transformers."""
 
 from functools import partial
+from typing import Any
 
+import timm
 import torch
 from timm.layers.attention import Attention
+from timm.layers.drop import DropPath
 from timm.models.swin_transformer import SwinTransformer, WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -14,7 +17,8 @@ from irpe.adapters.inject import (
     Request,
     Site,
     Undo,
-    current_grid,
+    encoding_of,
+    grid_of,
     replace_parameter_by_buffer,
 )
 from irpe.core.sinusoid import sinusoid
@@ -33,11 +37,11 @@ class RPEViTAttention(Attention):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         dropout_p = self.attn_drop.p if self.training else 0.0
-        z = self.rpe(
+        z = encoding_of(self)(
             self.q_norm(q),
             self.k_norm(k),
             v,
-            grid=current_grid(self),
+            grid=grid_of(self).current(),
             attn_mask=attn_mask,
             dropout_p=dropout_p,
             scale=self.scale,
@@ -56,7 +60,7 @@ class RPEWindowAttention(WindowAttention):
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # windows tokens 3 heads dim
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         dropout_p = self.attn_drop.p if self.training else 0.0
-        z = self.rpe(
+        z = encoding_of(self)(
             q,
             k,
             v,
@@ -69,21 +73,24 @@ class RPEWindowAttention(WindowAttention):
 
     def _mask(self, shift: Tensor | None, num_windows: int) -> Tensor | None:
         """Returns Swin's own bias and the mask of shifted windows, added up."""
-        bias = None
-        if self.relative_position_bias_table is not None:
-            bias = self._get_rel_pos_bias()  # 1 heads tokens tokens
+        bias = self._get_rel_pos_bias() if self._has_bias() else None  # 1 heads tokens tokens
         if shift is None:
             return bias
         shift = shift.repeat(num_windows // len(shift), 1, 1).unsqueeze(1)
         return shift if bias is None else bias + shift
 
+    def _has_bias(self) -> bool:
+        return self._parameters["relative_position_bias_table"] is not None
+
     def set_window_size(self, window_size: tuple[int, int]) -> None:
         """Changes the window; the encoding needs no interpolation."""
-        if self.relative_position_bias_table is not None:
+        if self._has_bias():
             super().set_window_size(window_size)
+            grid_of(self).grid = self.window_size
             return
         self.window_size = tuple(window_size)
-        self.window_area = self.window_size[0] * self.window_size[1]
+        self.window_area = window_size[0] * window_size[1]
+        grid_of(self).grid = self.window_size
 
 
 class RecordGrid:
@@ -96,7 +103,7 @@ class RecordGrid:
     def __init__(self, source: GridSource) -> None:
         self.source = source
 
-    def __call__(self, embedding: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def __call__(self, embedding: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Notes the grid."""
         height, width = embedding.dynamic_feat_size(inputs[0].shape[-2:])
         self.source.grid = (height, width)
@@ -154,6 +161,7 @@ def _plan_swin(found: Plan, swin: SwinTransformer, prefix: str, request: Request
         )
     for name, attention in swin.layers.named_modules(prefix=f"{prefix}layers"):
         if isinstance(attention, WindowAttention):
+            window: Any = attention.window_size
             drops_bias = request.builtin_bias == "drop"
             found.sites.append(
                 Site(
@@ -163,7 +171,7 @@ def _plan_swin(found: Plan, swin: SwinTransformer, prefix: str, request: Request
                     num_heads=attention.num_heads,
                     head_dim=attention.qkv.out_features // (3 * attention.num_heads),
                     num_prefix_tokens=0,
-                    grid=GridSource(attention.window_size),
+                    grid=GridSource((window[0], window[1])),
                     change=partial(_drop_bias, attention) if drops_bias else None,
                 )
             )
@@ -174,9 +182,10 @@ def _record_grid(embedding: nn.Module, source: GridSource) -> Undo:
 
 
 def _drop_bias(attention: WindowAttention) -> Undo:
-    learned = attention.relative_position_bias_table
-    attention.relative_position_bias_table = None
-    return partial(setattr, attention, "relative_position_bias_table", learned)
+    parameters, name = attention._parameters, "relative_position_bias_table"
+    learned = parameters[name]
+    parameters[name] = None
+    return partial(parameters.__setitem__, name, learned)
 
 
 def _replace_absolute(vit: VisionTransformer, absolute: str) -> Undo:
@@ -191,3 +200,40 @@ def _replace_absolute(vit: VisionTransformer, absolute: str) -> Undo:
         patches = sinusoid(vit.patch_embed.grid_size, vit.embed_dim)
         values[:, -len(patches) :] = patches.to(values)
     return replace_parameter_by_buffer(vit, "pos_embed", values)
+
+
+def describe(model: nn.Module) -> dict[str, Any] | None:
+    """Returns the arguments of `timm.create_model` that a model tells, if it is one of timm's."""
+    if not isinstance(model, VisionTransformer | SwinTransformer):
+        return None
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    if not config.get("architecture"):
+        return None
+    embedding: Any = model.patch_embed
+    arguments = {
+        "model_name": config["architecture"],
+        "num_classes": model.num_classes,
+        "in_chans": model.in_chans,
+        "img_size": embedding.img_size,
+        "global_pool": model.global_pool if isinstance(model, VisionTransformer) else "avg",
+        "drop_path_rate": max(_drop_path_rates(model), default=0.0),
+    }
+    if isinstance(model, VisionTransformer):
+        blocks: Any = model.blocks
+        arguments |= {
+            "depth": len(blocks),
+            "embed_dim": model.embed_dim,
+            "num_heads": blocks[0].attn.num_heads,
+            "patch_size": embedding.patch_size[0],
+            "dynamic_img_size": model.dynamic_img_size,
+        }
+    return arguments
+
+
+def build(arguments: dict[str, Any]) -> nn.Module:
+    """Returns the plain model of a description."""
+    return timm.create_model(**arguments)
+
+
+def _drop_path_rates(model: nn.Module) -> list[float]:
+    return [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]

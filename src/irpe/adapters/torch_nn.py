@@ -1,11 +1,12 @@
 """torch.nn: MultiheadAttention, alone and in TransformerEncoderLayer and TransformerEncoder."""
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.inject import GridSource, Plan, Request, Site, Undo, current_grid
+from irpe.adapters.inject import GridSource, Plan, Request, Site, Undo, encoding_of, grid_of
 
 
 class RPEMultiheadAttention(nn.MultiheadAttention):
@@ -36,11 +37,11 @@ class RPEMultiheadAttention(nn.MultiheadAttention):
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
         mask = _combined_mask(attn_mask, key_padding_mask, q)
-        grid = current_grid(self)
+        encoding, grid = encoding_of(self), grid_of(self).current()
         dropout_p = self.dropout if self.training else 0.0
-        z = self.rpe(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
+        z = encoding(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
         out = self.out_proj(z.transpose(1, 2).flatten(2))
-        weights = self.rpe.weights(q, k, grid=grid, attn_mask=mask) if need_weights else None
+        weights = encoding.weights(q, k, grid=grid, attn_mask=mask) if need_weights else None
         if weights is not None and average_attn_weights:
             weights = weights.mean(dim=1)
         if not is_batched:
@@ -89,7 +90,7 @@ def _check(attention: nn.MultiheadAttention, name: str, request: Request) -> Non
             f"absolute {request.absolute!r}: torch.nn's transformer has no absolute encoding to "
             "replace; use 'keep'"
         )
-    if attention.in_proj_weight is None:
+    if attention._parameters["in_proj_weight"] is None:
         raise ValueError(f"{where}kdim or vdim differ from embed_dim: this is cross-attention")
     if attention.bias_k is not None or attention.add_zero_attn:
         raise ValueError(
@@ -129,3 +130,57 @@ def _combined_mask(
         for part in parts
     ]
     return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]
+
+
+def describe(model: nn.Module) -> dict[str, Any] | None:
+    """Returns the arguments with which a module of torch.nn was made, if it is one."""
+    if isinstance(model, nn.MultiheadAttention):
+        return {
+            "kind": "MultiheadAttention",
+            "embed_dim": model.embed_dim,
+            "num_heads": model.num_heads,
+            "dropout": model.dropout,
+            "bias": model._parameters["in_proj_bias"] is not None,
+            "batch_first": model.batch_first,
+        }
+    if isinstance(model, nn.TransformerEncoderLayer):
+        return {
+            "kind": "TransformerEncoderLayer",
+            "d_model": model.self_attn.embed_dim,
+            "nhead": model.self_attn.num_heads,
+            "dim_feedforward": model.linear1.out_features,
+            "dropout": model.dropout.p,
+            "activation": getattr(model.activation, "__name__", None),
+            "layer_norm_eps": model.norm1.eps,
+            "batch_first": model.self_attn.batch_first,
+            "norm_first": model.norm_first,
+            "bias": model.linear1._parameters["bias"] is not None,
+        }
+    if isinstance(model, nn.TransformerEncoder) and (
+        model.norm is None or isinstance(model.norm, nn.LayerNorm)
+    ):
+        return {
+            "kind": "TransformerEncoder",
+            "layer": describe(model.layers[0]),
+            "num_layers": len(model.layers),
+            "norm_eps": None if model.norm is None else model.norm.eps,
+        }
+    return None
+
+
+def build(arguments: dict[str, Any]) -> nn.Module:
+    """Returns the plain module of a description."""
+    arguments = dict(arguments)
+    kind = arguments.pop("kind")
+    if kind != "TransformerEncoder":
+        kinds = {"MultiheadAttention", "TransformerEncoderLayer"}
+        if kind not in kinds:
+            raise ValueError(f"kind {kind!r} is not one of {', '.join(sorted(kinds))}")
+        return getattr(nn, kind)(**arguments)
+    layer = build(arguments["layer"])
+    assert isinstance(layer, nn.TransformerEncoderLayer)
+    eps = arguments["norm_eps"]
+    norm = None if eps is None else nn.LayerNorm(layer.self_attn.embed_dim, eps=eps)
+    return nn.TransformerEncoder(
+        layer, arguments["num_layers"], norm=norm, enable_nested_tensor=False
+    )

@@ -3,6 +3,7 @@
 Only lookups, bucket sums and the two products of attention itself happen inside a block.
 """
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -47,7 +48,7 @@ class Blockwise:
     ) -> None:
         self.out_dtype, self.dtype = q.dtype, accumulation_dtype(q.dtype)
         self.q = torch.mul(q, scale, out=torch.empty(q.shape, dtype=self.dtype, device=q.device))
-        self.k, self.v = (x.to(self.dtype).contiguous() for x in (k, v))
+        self.k, self.v = k.to(self.dtype), v.to(self.dtype)
         self.ids, self.attn_mask, self.scale = ids, attn_mask, scale
         self.seed, self.dropout_p = seed, dropout_p
         self.tables = tables.to(self.dtype)
@@ -58,24 +59,29 @@ class Blockwise:
 
     def forward(self, keeps_weights: bool) -> tuple[Tokens, Tensor]:
         """Returns the output, and the weights, or an empty tensor if they are not kept."""
-        out = torch.empty_like(self.v)
-        kept = self.q.new_empty(self._pairs_shape() if keeps_weights else (0,))
+        needs_weights = keeps_weights or self.tables.value or self.dropout_p
+        if needs_weights:
+            self._lay_out()
         value_terms = self._terms(self.q, self.tables.value)
+        outs: list[Tensor] = []
+        kept: list[Tensor] = []
         for number, block in enumerate(self._blocks()):
-            batch, queries = block
-            if self._needs_no_weights(keeps_weights):
-                out[batch, :, queries] = self._unweighted(block)
+            if not needs_weights:
+                outs.append(self._unweighted(block))
                 continue
             a = self._weights(block)
             if keeps_weights:
-                kept[batch, :, queries] = a
+                kept.append(a)
             a = self._drop(a, number)
-            out[batch, :, queries] = a @ self.v[batch]
+            outs.append(a @ self.v[block.batch])
             for term in value_terms:
                 term.collect(block, a)
+        out = self._join(outs)
         for term in value_terms:
             out += term.combination()
-        return out.to(self.out_dtype), kept
+        # Laid out token by token, as PyTorch's own kernel does: merging heads then copies nothing.
+        out = out.to(self.out_dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        return out, self._join(kept) if kept else self.q.new_empty(0)
 
     def backward(self, grad: Tokens, kept: Tensor, mask_needs_grad: bool) -> list[Tensor]:
         """Returns the gradients of q, k, v, of the tables by role, and of the mask if it needs one.
@@ -86,6 +92,7 @@ class Blockwise:
             mask_needs_grad: Whether the mask was learned.
         """
         grad = grad.to(self.dtype).contiguous()
+        self._lay_out()
         dq, dk, dv = torch.empty_like(self.q), torch.zeros_like(self.k), torch.zeros_like(self.v)
         dbias = [torch.zeros_like(table) for table in self.bias]
         dmask = self._zero_mask() if mask_needs_grad else None
@@ -142,24 +149,20 @@ class Blockwise:
     def _unweighted(self, block: Block) -> Tokens:
         """Returns the output of a block whose weights nobody asks for, through PyTorch's kernel."""
         batch, queries = block
-        shape = (*self.q[batch, :, queries].shape[:3], self.k.shape[2])
-        bias = self.q.new_zeros(shape)
-        for scores in self._position_scores(block):
-            bias += scores
+        bias = functools.reduce(torch.Tensor.add_, self._position_scores(block))
         if self.attn_mask is not None:
-            bias = _apply_mask(bias, self.attn_mask[_within(self.attn_mask, block)])
+            mask = self.attn_mask[_within(self.attn_mask, block)]
+            shape = torch.broadcast_shapes(bias.shape, mask.shape)
+            bias = _apply_mask(bias.expand(shape).contiguous(), mask)
         return F.scaled_dot_product_attention(
             self.q[batch, :, queries], self.k[batch], self.v[batch], bias, scale=1.0
         )
 
-    def _needs_no_weights(self, keeps_weights: bool) -> bool:
-        return not (keeps_weights or self.tables.value or self.dropout_p)
-
-    def _position_scores(self, block: Block) -> Iterator[Float[Tensor, "*#pairs"]]:
+    def _position_scores(self, block: Block) -> Iterator[Float[Tensor, "_ _ query key"]]:
         for term in (*self.key_terms, *self.query_terms):
             yield term.products(block)
         for table, ids in zip(self.bias, self.ids, strict=False):
-            yield lookup_plain(table, ids[block.queries])
+            yield lookup_plain(table, ids[block.queries]).unsqueeze(0)
 
     def _drop(self, pairs: Pairs, number: int) -> Pairs:
         """Returns the pairs after dropout: block `number` always loses the same ones."""
@@ -191,8 +194,17 @@ class Blockwise:
         assert self.attn_mask is not None
         return torch.zeros_like(self.attn_mask, dtype=self.dtype)
 
-    def _pairs_shape(self) -> tuple[int, ...]:
-        return (*self.q.shape[:3], self.k.shape[2])
+    def _join(self, parts: list[Tensor]) -> Tensor:
+        """Returns the parts of all blocks as one tensor."""
+        if len(parts) == 1:
+            return parts[0]
+        per_image = sum(block.batch.start == 0 for block in self._blocks())
+        images = [torch.cat(parts[i : i + per_image], 2) for i in range(0, len(parts), per_image)]
+        return torch.cat(images)
+
+    def _lay_out(self) -> None:
+        """Lays keys and values out for matrix products; PyTorch's kernel takes any layout."""
+        self.k, self.v = self.k.contiguous(), self.v.contiguous()
 
 
 def _within(mask: Tensor, block: Block) -> tuple[slice, slice, slice]:

@@ -16,6 +16,7 @@ rows are used than there are keys. Both work on any block of pairs and collect s
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -43,8 +44,12 @@ class BucketTerm:
     by_key: bool
 
     def __post_init__(self) -> None:
-        self.z = self.x @ _matrix(self.table).mT  # Eq. 27
-        self.sums = torch.zeros_like(self.z)
+        self.sums: Float[Tensor, "batch heads tokens rows"] | None = None
+
+    @cached_property
+    def z(self) -> Float[Tensor, "batch heads tokens rows"]:
+        """The product of each token with each row, Eq. 27."""
+        return self.x @ _matrix(self.table).mT
 
     def products(self, block: Block) -> Pairs:
         """Returns x . r_ij for the pairs of a block."""
@@ -53,16 +58,25 @@ class BucketTerm:
 
     def collect(self, block: Block, pairs: Pairs) -> None:
         """Adds the pairs of a block to the sums."""
-        sums = self.sums[_owners(block, self.by_key)]
-        places = self._places(block)
-        sums += bucket_sum_plain(pairs, places, sums.shape[2] * sums.shape[3]).view(sums.shape)
+        batch, heads, tokens, rows = (*self.x.shape[:3], self.table.shape[1])
+        owners = tokens if self.by_key else pairs.shape[2]
+        sums = bucket_sum_plain(pairs, self._places(block), owners * rows)
+        sums = sums.unflatten(-1, (owners, rows))
+        if sums.shape[0] == batch and owners == tokens and self.sums is None:
+            self.sums = sums
+            return
+        if self.sums is None:
+            self.sums = self.x.new_zeros(batch, heads, tokens, rows)
+        self.sums[_owners(block, self.by_key)] += sums
 
     def combination(self) -> Tokens:
         """Returns the combination of all that was collected."""
+        assert self.sums is not None
         return self.sums @ _matrix(self.table)
 
     def gradient(self) -> VectorTable:
         """Returns the gradient of the table from all that was collected."""
+        assert self.sums is not None
         if self.table.shape[0] == 1:
             return (self.sums.flatten(0, 2).mT @ self.x.flatten(0, 2)).unsqueeze(0)
         return torch.einsum("bhnt,bhnd->htd", self.sums, self.x)

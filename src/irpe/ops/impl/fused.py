@@ -73,9 +73,9 @@ def fused_attention(
 def _(q: Tensor, k: Tensor, v: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     keeps_weights = args[-1]
     shape = (*q.shape[:3], k.shape[2]) if keeps_weights else (0,)
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty(
-        shape, dtype=accumulation_dtype(q.dtype)
-    )
+    batch, heads, tokens, dim = v.shape
+    out = v.new_empty(batch, tokens, heads, dim).transpose(1, 2)
+    return out, q.new_empty(shape, dtype=accumulation_dtype(q.dtype))
 
 
 @torch.library.custom_op("irpe::attention_backward", mutates_args=())

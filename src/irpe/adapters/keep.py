@@ -1,0 +1,164 @@
+"""Equipped models on disk: a directory with the tensors (safetensors) and a description (json).
+
+Nothing that is read here can run code. A directory is written beside its place and then moved
+there, so that it is complete or not there at all.
+"""
+
+import importlib
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import nn
+
+from irpe.adapters.equip import ADAPTERS, Equipment, equip, equipment_of
+from irpe.core.spec import RPESpec
+
+_DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
+_FORMAT = 1
+
+
+def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Writes an equipped model to a directory, which is replaced if it holds one already.
+
+    Args:
+        model: A model that `equip` returned.
+        path: The directory.
+    """
+    path = Path(path)
+    equipment = equipment_of(model)
+    if not equipment:
+        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
+    if path.exists() and not (path / _DESCRIPTION).is_file():
+        raise FileExistsError(
+            f"{path} exists and is not an equipped model: choose another place, or remove it first"
+        )
+    description = {
+        "format": _FORMAT,
+        "equipment": [{**asdict(call), "spec": str(call.spec)} for call in equipment],
+        "host": _describe(model),
+    }
+    tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
+        written, replaced = Path(scratch, "new"), Path(scratch, "old")
+        written.mkdir()
+        safetensors.torch.save_file(tensors, written / _TENSORS)
+        (written / _DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
+        if path.exists():
+            path.rename(replaced)
+        written.rename(path)
+
+
+def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """Returns the equipped model that `save_equipped` wrote, in eval mode.
+
+    Args:
+        path: The directory.
+        model: A plain model of the same kind, for models that cannot be built from a description;
+            it is equipped and filled in place.
+    """
+    path = Path(path)
+    description = _read_description(path / _DESCRIPTION)
+    tensors = _read_tensors(path / _TENSORS)
+    if model is None:
+        model = _build(description["host"], path)
+    try:
+        calls = [_equipment(call) for call in description["equipment"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path / _DESCRIPTION} is damaged: {error}") from error
+    for call in calls:
+        equip(model, **vars(call))
+    _check_tensors(model, tensors, path)
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def _describe(model: nn.Module) -> dict[str, Any] | None:
+    """Returns what an adapter needs to build the plain model again, or `None` if none can.
+
+    Libraries do not record all arguments of a model, so a description counts only if the model that
+    it builds is the same: layer by layer, and tensor by tensor in name and shape.
+    """
+    for library, adapter in ADAPTERS.items():
+        if library not in sys.modules:
+            continue
+        arguments = importlib.import_module(adapter).describe(model)
+        if arguments is None:
+            continue
+        host = {"library": library, "arguments": arguments}
+        with torch.device("meta"):
+            twin = _build(host, Path())
+        for call in equipment_of(model):
+            equip(twin, **vars(call))
+        if repr(twin) == repr(model) and _shapes(twin) == _shapes(model):
+            return host
+    return None
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
+    if host is None:
+        raise ValueError(
+            f"{path} holds a model that cannot be built from its description alone: build the "
+            "plain model and pass it, irpe.load_equipped(path, model=plain)"
+        )
+    library = host.get("library")
+    if library not in ADAPTERS:
+        raise ValueError(
+            f"{path} holds a model of {library!r}, which is not one of {', '.join(ADAPTERS)}"
+        )
+    return importlib.import_module(ADAPTERS[library]).build(host["arguments"])
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} does not exist: {path.parent} is not a directory that irpe.save_equipped wrote"
+        )
+    try:
+        description = json.loads(path.read_text())
+        if description["format"] != _FORMAT:
+            raise ValueError(f"format {description['format']!r}, this release reads {_FORMAT}")
+        return {name: description[name] for name in ("equipment", "host")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or of another program: {error!r}") from error
+
+
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: the directory is incomplete")
+    try:
+        return safetensors.torch.load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+
+
+def _equipment(call: dict[str, Any]) -> Equipment:
+    fields: dict[str, Any] = {**call, "spec": RPESpec.parse(call["spec"])}
+    for name in ("grid", "layers"):
+        fields[name] = call[name] and tuple(call[name])
+    return Equipment(**fields)
+
+
+def _check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
+    """Raises an error unless names and shapes agree, before anything is copied."""
+    shapes = _shapes(model)
+    read = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wrong = sorted(name for name in {*shapes, *read} if shapes.get(name) != read.get(name))
+    if wrong:
+        name = wrong[0]
+        raise ValueError(
+            f"{path} does not fit the model in {len(wrong)} tensors, the first is {name}: the file "
+            f"has {read.get(name, 'none')}, the model {shapes.get(name, 'none')}"
+        )
