@@ -12,7 +12,13 @@ from irpe.core.index import Clip, Piecewise
 from irpe.core.spec import RPESpec
 from irpe.nn.attention import RPEAttention
 from irpe.nn.encoding import RelativePositionEncoding
-from irpe.ops.attention import rpe_attention, rpe_attention_weights, rpe_scores
+from irpe.ops.attention import (
+    automatic_impl,
+    rpe_attention,
+    rpe_attention_weights,
+    rpe_scores,
+)
+from irpe.ops.flops import register_flop_formulas
 
 __all__ = [
     "BucketMap",
@@ -22,6 +28,7 @@ __all__ = [
     "RPEAttention",
     "RPESpec",
     "RelativePositionEncoding",
+    "automatic_impl",
     "bucket_maps",
     "equip",
     "load_equipped",
@@ -32,3 +39,5 @@ __all__ = [
     "save_equipped",
     "summary",
 ]
+
+register_flop_formulas()

@@ -181,7 +181,7 @@ def _wrong(**changes):
         ({"attn_mask": torch.zeros(16, 16).long()}, TypeError, ["torch.int64", "booleans"]),
         ({"dropout_p": 1.0}, ValueError, ["1.0", "less than 1"]),
         ({"dropout_p": -0.1}, ValueError, ["-0.1"]),
-        ({"impl": "fast"}, ValueError, ["'fast'", "auto, reference, efficient, fused"]),
+        ({"impl": "fast"}, ValueError, ["'fast'", "auto, reference, efficient, fused, folded"]),
     ],
 )
 def test_arguments_that_disagree_are_refused(changes, error, words):

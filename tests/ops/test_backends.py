@@ -5,11 +5,13 @@ import pytest
 import torch
 from cases import SPECS, Case
 
-from irpe import Clip, RPESpec
+from irpe import Clip, RPESpec, automatic_impl, bucket_maps
 from irpe.ops import blockwise
+from irpe.ops.attention import IMPLEMENTATIONS
 from irpe.ops.impl import fused
 
 FAST = ["efficient", "fused", "fused in blocks"]
+CROSS = [spec for spec in SPECS if spec.method == "cross"]
 
 
 @pytest.fixture(params=FAST)
@@ -40,7 +42,18 @@ def test_outputs_and_gradients_equal_the_reference(impl, spec, grid, prefix, mas
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_is_at_most_twice_that_of_the_reference(impl, grid, prefix, dtype):
     """The exact result is the reference in float64, its inputs rounded to `dtype`."""
-    for method in ("product", "cross"):
+    check_error(["product", "cross"], impl, grid, prefix, dtype)
+
+
+@pytest.mark.parametrize("grid", oracles.GRIDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_error_of_the_folded_form_is_at_most_twice_that_of_the_reference(grid, dtype):
+    for prefix in oracles.PREFIXES:
+        check_error(["cross"], "folded", grid, prefix, dtype)
+
+
+def check_error(methods, impl, grid, prefix, dtype):
+    for method in methods:
         spec = RPESpec(method, targets="qkv")
         case = Case(spec, grid, prefix, batch=1, dim=8, dtype=dtype)
         exact = _in_float64(case).output_and_gradients("reference")
@@ -65,6 +78,39 @@ def _in_float64(case):
     }
     wide.grad_out = case.grad_out.double()
     return wide
+
+
+@pytest.mark.parametrize("spec", CROSS, ids=str)
+@pytest.mark.parametrize(("grid", "prefix"), [((3, 5), 1), ((4, 2, 3), 0)])
+@pytest.mark.parametrize("mask", [None, "boolean", "additive"])
+def test_folded_equals_the_reference(spec, grid, prefix, mask):
+    case = Case(spec, grid, prefix, mask=mask)
+    expected = case.output_and_gradients("reference")
+    assert_all_close(case.output_and_gradients("folded"), expected, 1e-10)
+
+
+def test_folded_refuses_maps_of_several_axes():
+    for method in ("product", "euclidean", "quantization"):
+        with pytest.raises(ValueError, match="method 'cross'"):
+            Case(RPESpec(method), (3, 5)).attention("folded")
+
+
+def test_auto_can_be_asked_and_explicit_requests_are_kept(monkeypatch):
+    small, large = torch.zeros(1, 1, 32, 8), torch.zeros(1, 1, 33, 8)
+    cross, product = (bucket_maps(f"{m}-contextual-k", (3, 5)) for m in ("cross", "product"))
+    assert automatic_impl(small, cross) == "fused"
+    assert automatic_impl(large, cross) == "folded"
+    assert automatic_impl(large, product) == "fused"
+    for name in IMPLEMENTATIONS:
+        called = []
+        monkeypatch.setitem(IMPLEMENTATIONS, name, lambda *_, called=called: called.append(1))
+        Case(RPESpec("cross"), (3, 5)).attention(name)
+        assert called == [1]
+
+
+@pytest.mark.parametrize("spec", CROSS, ids=str)
+def test_gradcheck_of_the_folded_form(spec):
+    test_gradcheck(spec, "folded")
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

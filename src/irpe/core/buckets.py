@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import operator
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ from irpe.core.methods import METHODS
 from irpe.core.spec import RPESpec
 
 _MAPS_KEPT = 16
-_PAIRS_AT_ONCE = 2**20  # bounds the 64-bit indices that exist while a map is made
+_PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +28,9 @@ class BucketMap:
     Args:
         ids: The row for query i and key j at `ids[i, j]`.
         num_buckets: The rows of the table, used on this grid or not.
+        groups: For maps that depend on one axis alone, which of its coordinates each token has:
+            tokens of one group have equal rows and columns in `ids`.
+        representatives: One token of each group.
 
     Attributes:
         num_used_buckets: How many rows are used on this grid: the k of the cost.
@@ -36,6 +40,8 @@ class BucketMap:
 
     ids: Int[Tensor, "query key"]
     num_buckets: int
+    groups: Int[Tensor, " tokens"] | None = field(default=None, repr=False)
+    representatives: Int[Tensor, " groups"] | None = field(default=None, repr=False)
     num_used_buckets: int = field(init=False)
     used_rows: Int[Tensor, " used"] = field(init=False, repr=False)
     compact_ids: Int[Tensor, "query key"] = field(init=False, repr=False)
@@ -54,8 +60,9 @@ class BucketMap:
     def to(self, device: torch.device | str) -> "BucketMap":
         """Returns the map on `device`."""
         moved = copy.copy(self)
-        for name in ("ids", "used_rows", "compact_ids"):
-            object.__setattr__(moved, name, getattr(self, name).to(device))
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                object.__setattr__(moved, name, value.to(device))
         return moved
 
 
@@ -125,14 +132,19 @@ def _build_maps(
 ) -> tuple[BucketMap, ...]:
     ids_by_offset = METHODS[method].ids(grid.distinct_offsets(), index)
     rows = METHODS[method].num_buckets(index.max_index, grid.ndim)
+    axes = range(grid.ndim) if METHODS[method].by_axis else [None] * len(rows)
     return tuple(
-        _build_map(ids, count, grid, num_prefix_tokens)
-        for ids, count in zip(ids_by_offset, rows, strict=True)
+        _build_map(ids, count, grid, num_prefix_tokens, axis)
+        for ids, count, axis in zip(ids_by_offset, rows, axes, strict=True)
     )
 
 
 def _build_map(
-    ids_by_offset: Int[Tensor, "*spans"], rows: int, grid: Grid, num_prefix_tokens: int
+    ids_by_offset: Int[Tensor, "*spans"],
+    rows: int,
+    grid: Grid,
+    num_prefix_tokens: int,
+    axis: int | None,
 ) -> BucketMap:
     """Spreads the ids of the distinct offsets over all pairs and puts the prefix row around."""
     num_buckets = rows + (num_prefix_tokens > 0)
@@ -152,7 +164,22 @@ def _build_map(
         queries = slice(start, start + step)
         block = flat_ids[place[queries, None] - place + zero]
         ids[first + start : first + start + len(block), first:] = block
-    return BucketMap(ids, num_buckets)
+    if axis is None:
+        return BucketMap(ids, num_buckets)
+    groups, representatives = _groups(grid, num_prefix_tokens, axis)
+    return BucketMap(ids, num_buckets, groups, representatives)
+
+
+def _groups(grid: Grid, num_prefix_tokens: int, axis: int) -> tuple[Tensor, Tensor]:
+    """Returns each token's coordinate on an axis, prefix tokens counting as one beyond the last."""
+    size = grid.shape[axis]
+    groups = torch.full((num_prefix_tokens + grid.num_positions,), size)
+    groups[num_prefix_tokens:] = grid.coordinates()[:, axis]
+    stride = math.prod(grid.shape[axis + 1 :])
+    representatives = num_prefix_tokens + torch.arange(size) * stride
+    if num_prefix_tokens:
+        representatives = torch.cat([representatives, torch.zeros(1, dtype=torch.long)])
+    return groups, representatives
 
 
 def _find_used_rows(ids: Tensor, num_buckets: int) -> Tensor:

@@ -62,17 +62,19 @@ class Method:
         ids: The function from offsets to bucket ids.
         num_buckets: From the largest index and the number of axes to the rows of each table.
         ratio: The ratio of the piecewise index with which the paper found the method best.
+        by_axis: Whether there is a table for each axis that depends on this axis alone.
     """
 
     ids: Callable[[Tensor, Index], tuple[Tensor, ...]]
     num_buckets: Callable[[int, int], tuple[int, ...]]
     ratio: float
+    by_axis: bool = False
 
 
 METHODS = {
     "euclidean": Method(euclidean, lambda m, ndim: (m + 1,), 20.0),
     "quantization": Method(quantization, lambda m, ndim: (m + 1,), 29.0),
-    "cross": Method(cross, lambda m, ndim: (2 * m + 1,) * ndim, 20.0),
+    "cross": Method(cross, lambda m, ndim: (2 * m + 1,) * ndim, 20.0, by_axis=True),
     "product": Method(product, lambda m, ndim: ((2 * m + 1) ** ndim,), 1.9),
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from irpe.core.buckets import BucketMap
 from irpe.ops.checks import check_arguments
-from irpe.ops.impl import efficient, fused, reference
+from irpe.ops.impl import efficient, folded, fused, reference
 from irpe.ops.shapes import Mask, Pairs, ScalarTable, Tokens, VectorTable
 from irpe.ops.tables import Tables
 
@@ -16,6 +16,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "reference": reference.attention,
     "efficient": efficient.attention,
     "fused": fused.attention,
+    "folded": folded.attention,
 }
 
 
@@ -49,7 +50,8 @@ def rpe_attention(
             broadcast to (batch, heads, tokens, tokens).
         dropout_p: The probability with which an attention weight is dropped.
         scale: What the scores are multiplied with; 1 / sqrt(dim) if not given.
-        impl: "auto", or one of `IMPLEMENTATIONS`, which is then used or refused, never replaced.
+        impl: "auto" (see `automatic_impl`), or the name of one of `IMPLEMENTATIONS`, which is then
+            used or refused, never replaced.
     """
     maps, tables = tuple(maps), _tables(query_tables, key_tables, value_tables, bias_tables)
     check_arguments(q, k, v, maps, tables, attn_mask, dropout_p)
@@ -58,7 +60,7 @@ def rpe_attention(
     dtype = _compute_dtype(q)
     mask = _four_dimensional(attn_mask, dtype)
     q, k, v, tables = q.to(dtype), k.to(dtype), v.to(dtype), tables.to(dtype)
-    attention = IMPLEMENTATIONS[_automatic() if impl == "auto" else impl]
+    attention = IMPLEMENTATIONS[automatic_impl(q, maps) if impl == "auto" else impl]
     with _without_autocast(q):
         return attention(q, k, v, maps, tables, mask, dropout_p, _scale(scale, q))
 
@@ -96,9 +98,18 @@ def rpe_scores(
     return reference.position_scores(q, k, maps, tables.to(q.dtype))
 
 
-def _automatic() -> str:
-    """Exporters get operations that they know; everything else the fast path."""
-    return "efficient" if torch.compiler.is_exporting() else "fused"
+def automatic_impl(q: Tokens, maps: Sequence[BucketMap]) -> str:
+    """Returns the implementation that "auto" stands for, given these queries and maps.
+
+    Exporters get operations that they know. Maps that depend on one axis each are folded into the
+    head dimensions where the weights are too many to be kept for the backward pass: there it takes
+    less time. Everything else is fused.
+    """
+    if torch.compiler.is_exporting():
+        return "efficient"
+    if folded.is_possible(maps) and not fused.weights_are_small(q):
+        return "folded"
+    return "fused"
 
 
 def _tables(*roles: Sequence[Tensor] | None) -> Tables:

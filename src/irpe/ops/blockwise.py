@@ -11,12 +11,12 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from irpe.ops.lookup import accumulation_dtype, bucket_sum_plain, lookup_plain
+from irpe.ops.lookup import accumulation_dtype, bucket_sum, lookup
 from irpe.ops.shapes import Mask, Pairs, Tokens
 from irpe.ops.tables import Tables
 from irpe.ops.terms import Block, Term, make_term, uses_pairs
 
-_NUMBERS_IN_A_BLOCK = 2**21
+_NUMBERS_IN_A_BLOCK = 2**20
 
 
 class Blockwise:
@@ -63,25 +63,24 @@ class Blockwise:
         if needs_weights:
             self._lay_out()
         value_terms = self._terms(self.q, self.tables.value)
-        outs: list[Tensor] = []
-        kept: list[Tensor] = []
+        out = kept = None
         for number, block in enumerate(self._blocks()):
             if not needs_weights:
-                outs.append(self._unweighted(block))
+                out = _put(self._unweighted(block), out, block, self.v)
                 continue
             a = self._weights(block)
             if keeps_weights:
-                kept.append(a)
+                kept = _put(a, kept, block, self.q)
             a = self._drop(a, number)
-            outs.append(a @ self.v[block.batch])
+            out = _put(a @ self.v[block.batch], out, block, self.v)
             for term in value_terms:
                 term.collect(block, a)
-        out = self._join(outs)
+        assert out is not None
         for term in value_terms:
             out += term.combination()
         # Laid out token by token, as PyTorch's own kernel does: merging heads then copies nothing.
         out = out.to(self.out_dtype).transpose(1, 2).contiguous().transpose(1, 2)
-        return out, self._join(kept) if kept else self.q.new_empty(0)
+        return out, self.q.new_empty(0) if kept is None else kept
 
     def backward(self, grad: Tokens, kept: Tensor, mask_needs_grad: bool) -> list[Tensor]:
         """Returns the gradients of q, k, v, of the tables by role, and of the mask if it needs one.
@@ -114,7 +113,7 @@ class Blockwise:
             for term in (*self.key_terms, *self.query_terms):
                 term.collect(block, de)
             for table, ids in zip(dbias, self.ids, strict=False):
-                sums = bucket_sum_plain(de.sum(0), ids[queries], table.shape[1])
+                sums = bucket_sum(de.sum(0), ids[queries], table.shape[1], "nobody").squeeze(1)
                 table += sums.sum_to_size(table.shape)
             if dmask is not None:
                 part = dmask[_within(dmask, block)]
@@ -162,7 +161,7 @@ class Blockwise:
         for term in (*self.key_terms, *self.query_terms):
             yield term.products(block)
         for table, ids in zip(self.bias, self.ids, strict=False):
-            yield lookup_plain(table, ids[block.queries]).unsqueeze(0)
+            yield lookup(table.unsqueeze(1), ids[block.queries], "nobody").unsqueeze(0)
 
     def _drop(self, pairs: Pairs, number: int) -> Pairs:
         """Returns the pairs after dropout: block `number` always loses the same ones."""
@@ -194,17 +193,24 @@ class Blockwise:
         assert self.attn_mask is not None
         return torch.zeros_like(self.attn_mask, dtype=self.dtype)
 
-    def _join(self, parts: list[Tensor]) -> Tensor:
-        """Returns the parts of all blocks as one tensor."""
-        if len(parts) == 1:
-            return parts[0]
-        per_image = sum(block.batch.start == 0 for block in self._blocks())
-        images = [torch.cat(parts[i : i + per_image], 2) for i in range(0, len(parts), per_image)]
-        return torch.cat(images)
-
     def _lay_out(self) -> None:
         """Lays keys and values out for matrix products; PyTorch's kernel takes any layout."""
         self.k, self.v = self.k.contiguous(), self.v.contiguous()
+
+
+def _put(part: Tensor, whole: Tensor | None, block: Block, like: Tokens) -> Tensor:
+    """Returns the whole with the part of a block in its place; a part may be all there is.
+
+    The whole is one tensor from the start: many small ones, left between the large ones that come
+    and go with each block, would keep the allocator from using their memory again.
+    """
+    batch, heads, tokens, _ = like.shape
+    if part.shape[:3] == (batch, heads, tokens):
+        return part
+    if whole is None:
+        whole = part.new_empty(batch, tokens, heads, part.shape[3]).transpose(1, 2)
+    whole[block.batch, :, block.queries] = part
+    return whole
 
 
 def _within(mask: Tensor, block: Block) -> tuple[slice, slice, slice]:

@@ -1,11 +1,10 @@
 """Two primitives carry every forward and backward: look values up per pair, and sum pairs up.
 
-They are each other's adjoint. Both see the values of one head as one row of numbers; `places` says
-which of them a pair of tokens uses:
+They are each other's adjoint. A pair (i, j) uses bucket I(i, j) of its owner, which is
 
-- `place_by_query` for z_{i, I(i, j)}: each query has buckets of its own (Eq. 28);
-- `place_by_key` for z_{j, I(i, j)}: each key has buckets of its own;
-- the bucket ids themselves where all pairs share the buckets (bias).
+- the query for z_{i, I(i, j)}, Eq. 28;
+- the key for z_{j, I(i, j)}, the same for the other token;
+- nobody for a bias: one set of buckets for all pairs.
 """
 
 import math
@@ -17,38 +16,47 @@ from torch import Tensor
 
 from irpe.ops.shapes import Ids
 
-Values = Float[Tensor, "*batch places"]
+Values = Float[Tensor, "*batch owners buckets"]
 Numbers = Float[Tensor, "*batch query key"]
 
 
-def place_by_query(ids: Ids, num_buckets: int) -> Ids:
-    """Returns the place of bucket (i, I(i, j)) in the flattened (query, bucket) values."""
-    return torch.arange(ids.shape[0], device=ids.device)[:, None] * num_buckets + ids
+def lookup_plain(values: Values, ids: Ids, owner: str) -> Numbers:
+    """Returns the value of each pair, in operations that any exporter knows.
+
+    Args:
+        values: One number for each owner and bucket.
+        ids: The bucket of each pair.
+        owner: "query", "key" or "nobody".
+    """
+    batch = values.shape[:-2]
+    flat = values.reshape(math.prod(batch), *values.shape[-2:])
+    if owner == "query":
+        taken = flat.gather(2, ids.long().expand(flat.shape[0], -1, -1))
+    else:
+        places = _places(ids, values.shape[-1], owner).expand(flat.shape[0], -1)
+        taken = flat.flatten(1).gather(1, places)
+    return taken.view(*batch, *ids.shape)
 
 
-def place_by_key(ids: Ids, num_buckets: int) -> Ids:
-    """Returns the place of bucket (j, I(i, j)) in the flattened (key, bucket) values."""
-    return torch.arange(ids.shape[1], device=ids.device) * num_buckets + ids
+def bucket_sum_plain(pairs: Numbers, ids: Ids, num_buckets: int, owner: str) -> Values:
+    """Returns the sum of the pairs in each bucket, in operations that any exporter knows.
 
-
-def lookup_plain(values: Values, places: Ids) -> Numbers:
-    """Returns `values[..., places[i, j]]` for every pair, in operations that any exporter knows."""
-    flat = values.reshape(math.prod(values.shape[:-1]), values.shape[-1])
-    taken = flat.gather(1, _same_for_all(places, flat))
-    return taken.view(*values.shape[:-1], *places.shape)
-
-
-def bucket_sum_plain(pairs: Numbers, places: Ids, num_places: int) -> Values:
-    """Returns the sum of the pairs at each place, in operations that any exporter knows."""
-    batch = pairs.shape[:-2]
-    flat = pairs.reshape(math.prod(batch), -1).to(accumulation_dtype(pairs.dtype))
-    sums = flat.new_zeros(flat.shape[0], num_places)
-    sums = sums.scatter_add(1, _same_for_all(places, flat), flat)
-    return sums.view(*batch, num_places).to(pairs.dtype)
-
-
-def _same_for_all(places: Tensor, flat: Tensor) -> Tensor:
-    return places.flatten().long().expand(flat.shape[0], -1)
+    Args:
+        pairs: One number for each pair.
+        ids: The bucket of each pair.
+        num_buckets: How many buckets an owner has.
+        owner: "query", "key" or "nobody".
+    """
+    batch, owners = pairs.shape[:-2], _num_owners(ids, owner)
+    flat = pairs.reshape(math.prod(batch), *ids.shape).to(accumulation_dtype(pairs.dtype))
+    if owner == "query":
+        sums = flat.new_zeros(flat.shape[0], owners, num_buckets)
+        sums = sums.scatter_add(2, ids.long().expand_as(flat), flat)
+    else:
+        flat = flat.flatten(1)
+        sums = flat.new_zeros(flat.shape[0], owners * num_buckets)
+        sums = sums.scatter_add(1, _places(ids, num_buckets, owner).expand_as(flat), flat)
+    return sums.view(*batch, owners, num_buckets).to(pairs.dtype)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -56,46 +64,58 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def _num_owners(ids: Ids, owner: str) -> int:
+    return {"query": ids.shape[0], "key": ids.shape[1], "nobody": 1}[owner]
+
+
+def _places(ids: Ids, num_buckets: int, owner: str) -> Tensor:
+    """Returns where the bucket of each pair is in the flattened (owner, bucket) values."""
+    if owner == "key":
+        ids = ids + torch.arange(ids.shape[1], device=ids.device) * num_buckets
+    return ids.flatten().long()
+
+
 @torch.library.custom_op("irpe::lookup", mutates_args=())
-def lookup(values: Tensor, places: Tensor) -> Tensor:
-    """Returns `values[..., places[i, j]]` for every pair."""
-    return lookup_plain(values, places)
+def lookup(values: Tensor, ids: Tensor, owner: str) -> Tensor:
+    """Returns the value of each pair."""
+    return lookup_plain(values, ids, owner)
 
 
 @torch.library.custom_op("irpe::bucket_sum", mutates_args=())
-def bucket_sum(pairs: Tensor, places: Tensor, num_places: int) -> Tensor:
-    """Returns the sum of the pairs at each place."""
-    return bucket_sum_plain(pairs, places, num_places)
+def bucket_sum(pairs: Tensor, ids: Tensor, num_buckets: int, owner: str) -> Tensor:
+    """Returns the sum of the pairs in each bucket."""
+    return bucket_sum_plain(pairs, ids, num_buckets, owner)
 
 
 @lookup.register_fake
-def _(values: Tensor, places: Tensor) -> Tensor:
-    return values.new_empty(*values.shape[:-1], *places.shape)
+def _(values: Tensor, ids: Tensor, owner: str) -> Tensor:
+    return values.new_empty(*values.shape[:-2], *ids.shape)
 
 
 @bucket_sum.register_fake
-def _(pairs: Tensor, places: Tensor, num_places: int | torch.SymInt) -> Tensor:
-    return pairs.new_empty(*pairs.shape[:-2], num_places)
+def _(pairs: Tensor, ids: Tensor, num_buckets: int | torch.SymInt, owner: str) -> Tensor:
+    return pairs.new_empty(*pairs.shape[:-2], _num_owners(ids, owner), num_buckets)
 
 
-def _lookup_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-    (places,) = ctx.saved_tensors
-    return bucket_sum(grad, places, ctx.num_places), None
+def _lookup_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    (ids,) = ctx.saved_tensors
+    return bucket_sum(grad, ids, ctx.num_buckets, ctx.owner), None, None
 
 
-def _save_for_lookup(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    values, places = inputs
-    ctx.num_places = values.shape[-1]
-    ctx.save_for_backward(places)
+def _save_for_lookup(ctx: Any, inputs: tuple[Tensor, Tensor, str], output: Tensor) -> None:
+    values, ids, ctx.owner = inputs
+    ctx.num_buckets = values.shape[-1]
+    ctx.save_for_backward(ids)
 
 
-def _bucket_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    (places,) = ctx.saved_tensors
-    return lookup(grad, places), None, None
+def _bucket_sum_backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    (ids,) = ctx.saved_tensors
+    return lookup(grad, ids, ctx.owner), None, None, None
 
 
-def _save_for_bucket_sum(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
-    ctx.save_for_backward(inputs[1])
+def _save_for_bucket_sum(ctx: Any, inputs: tuple[Tensor, Tensor, int, str], output: Tensor) -> None:
+    _, ids, _, ctx.owner = inputs
+    ctx.save_for_backward(ids)
 
 
 lookup.register_autograd(_lookup_backward, setup_context=_save_for_lookup)

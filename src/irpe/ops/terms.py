@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.ops.lookup import bucket_sum_plain, lookup_plain, place_by_key, place_by_query
+from irpe.ops.lookup import bucket_sum, lookup
 from irpe.ops.shapes import Ids, Pairs, Tokens, VectorTable
 
 
@@ -54,19 +54,18 @@ class BucketTerm:
     def products(self, block: Block) -> Pairs:
         """Returns x . r_ij for the pairs of a block."""
         z = self.z[_owners(block, self.by_key)]
-        return lookup_plain(z.flatten(-2), self._places(block))  # Eq. 28
+        return lookup(z, self.ids[block.queries], _owner(self.by_key))  # Eq. 28
 
     def collect(self, block: Block, pairs: Pairs) -> None:
         """Adds the pairs of a block to the sums."""
-        batch, heads, tokens, rows = (*self.x.shape[:3], self.table.shape[1])
-        owners = tokens if self.by_key else pairs.shape[2]
-        sums = bucket_sum_plain(pairs, self._places(block), owners * rows)
-        sums = sums.unflatten(-1, (owners, rows))
-        if sums.shape[0] == batch and owners == tokens and self.sums is None:
+        ids, rows = self.ids[block.queries], self.table.shape[1]
+        sums = bucket_sum(pairs, ids, rows, _owner(self.by_key))
+        shape = torch.Size((*self.x.shape[:3], rows))
+        if self.sums is None and sums.shape == shape:
             self.sums = sums
             return
         if self.sums is None:
-            self.sums = self.x.new_zeros(batch, heads, tokens, rows)
+            self.sums = self.x.new_zeros(shape)
         self.sums[_owners(block, self.by_key)] += sums
 
     def combination(self) -> Tokens:
@@ -80,10 +79,6 @@ class BucketTerm:
         if self.table.shape[0] == 1:
             return (self.sums.flatten(0, 2).mT @ self.x.flatten(0, 2)).unsqueeze(0)
         return torch.einsum("bhnt,bhnd->htd", self.sums, self.x)
-
-    def _places(self, block: Block) -> Ids:
-        place = place_by_key if self.by_key else place_by_query
-        return place(self.ids[block.queries], self.table.shape[1])
 
 
 @dataclass
@@ -142,6 +137,10 @@ def uses_pairs(table: Tensor, ids: Ids) -> bool:
 def _owners(block: Block, by_key: bool) -> tuple[slice, slice, slice]:
     """Returns where the tokens of a block's pairs are."""
     return block.batch, slice(None), slice(None) if by_key else block.queries
+
+
+def _owner(by_key: bool) -> str:
+    return "key" if by_key else "query"
 
 
 def _matrix(table: VectorTable) -> Float[Tensor, "*heads rows dim"]:
