@@ -179,6 +179,7 @@ def _wrong(**changes):
         ({"attn_mask": torch.zeros(3, 16, 16)}, ValueError, ["(3, 16, 16)", "(2, 2, 16, 16)"]),
         ({"attn_mask": torch.zeros(1, 1, 1, 16, 16)}, ValueError, ["(1, 1, 1, 16, 16)"]),
         ({"attn_mask": torch.zeros(16, 16).long()}, TypeError, ["torch.int64", "booleans"]),
+        ({"key_tables": None}, ValueError, ["no tables", "scaled_dot_product_attention"]),
         ({"dropout_p": 1.0}, ValueError, ["1.0", "less than 1"]),
         ({"dropout_p": -0.1}, ValueError, ["-0.1"]),
         ({"impl": "fast"}, ValueError, ["'fast'", "auto, reference, efficient, fused, folded"]),

@@ -94,8 +94,9 @@ class Plan:
 
 def inject(sites: Sequence[Site], changes: Sequence[Change], spec: RPESpec) -> None:
     """Equips the attentions and makes the changes; undoes everything if anything fails."""
-    encodings = [_make_encoding(site, spec) for site in sites]  # fails before anything is changed
-    with ExitStack() as undo:
+    # Tables made in inference mode could never be trained.
+    with torch.inference_mode(False), ExitStack() as undo:
+        encodings = [_make_encoding(site, spec) for site in sites]  # fails before any change
         for site, encoding in zip(sites, encodings, strict=True):
             undo.callback(_equip_one(site, encoding))
             if site.change is not None:

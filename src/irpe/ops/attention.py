@@ -55,6 +55,11 @@ def rpe_attention(
     """
     maps, tables = tuple(maps), _tables(query_tables, key_tables, value_tables, bias_tables)
     check_arguments(q, k, v, maps, tables, attn_mask, dropout_p)
+    if not any(tables.roles()):
+        raise ValueError(
+            "no tables: pass query_tables, key_tables, value_tables or bias_tables; attention "
+            "without an encoding is torch.nn.functional.scaled_dot_product_attention"
+        )
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r} is not one of auto, {', '.join(IMPLEMENTATIONS)}")
     dtype = _compute_dtype(q)

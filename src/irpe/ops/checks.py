@@ -19,11 +19,6 @@ def check_arguments(
     """Raises an error that names the first argument which does not fit the others."""
     _check_tokens(q, k, v)
     _check_maps(maps, q)
-    if not any(tables.roles()):
-        raise ValueError(
-            "no tables: pass query_tables, key_tables, value_tables or bias_tables; attention "
-            "without an encoding is torch.nn.functional.scaled_dot_product_attention"
-        )
     for name, role in zip(("query", "key", "value", "bias"), tables.roles(), strict=True):
         _check_tables(f"{name}_tables", role, maps, q, is_vector=name != "bias")
     if attn_mask is not None:

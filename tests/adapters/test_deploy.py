@@ -1,0 +1,55 @@
+"""Equipped models leave PyTorch's eager mode: ONNX Runtime, Inductor."""
+
+import pytest
+import torch
+
+import irpe
+from irpe.adapters.equip import table_names
+
+timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
+
+
+def small_model(spec):
+    torch.manual_seed(0)
+    model = timm.create_model(
+        "deit_tiny_patch16_224", img_size=(32, 48), depth=2, embed_dim=32, num_heads=2
+    )
+    irpe.equip(model.eval(), spec)
+    for name in table_names(model):
+        torch.nn.init.normal_(model.get_parameter(name))
+    return model
+
+
+@pytest.mark.parametrize(
+    "spec", ["product-contextual-qkv", "cross-contextual-qk", "quantization-bias-k+unshared"]
+)
+@pytest.mark.filterwarnings("ignore")  # the exporter warns of its own deprecations
+def test_onnx_runtime_agrees_and_the_graph_has_no_operator_of_ours(spec, tmp_path):
+    onnx = pytest.importorskip("onnx", reason="needs the extra 'export'")
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra 'export'")
+    pytest.importorskip("onnxscript", reason="needs the extra 'export'")
+    model, path = small_model(spec), tmp_path / "model.onnx"
+    images = torch.randn(2, 3, 32, 48)
+    torch.onnx.export(
+        model, (images,), path, dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},)
+    )
+    domains = {node.domain for node in onnx.load(path).graph.node}
+    assert not any("irpe" in domain for domain in domains)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for batch in (1, 5):
+        images = torch.randn(batch, 3, 32, 48)
+        (actual,) = session.run(None, {session.get_inputs()[0].name: images.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(actual), model(images), rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # Inductor warns of the machine it finds
+def test_inductor_compiles_a_whole_model_without_a_graph_break():
+    model = small_model("product-contextual-qkv").train()
+    images = torch.randn(2, 3, 32, 48)
+    expected = torch.autograd.grad(model(images).sum(), list(model.parameters()))
+    compiled = torch.compile(model, fullgraph=True)
+    actual = torch.autograd.grad(compiled(images).sum(), list(model.parameters()))
+    for a, e in zip(actual, expected, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-4)
+    torch._dynamo.reset()

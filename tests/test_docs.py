@@ -1,0 +1,38 @@
+"""What the documentation shows is run."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "docs/adapters.md", "docs/mathematics.md", "docs/performance.md"]
+
+
+def blocks(page):
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_in_the_documentation_runs(page, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("timm", reason="needs the extra 'timm'")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for code in blocks(page):
+        code = code.replace("pretrained=True", "pretrained=False")  # weights cannot be had offline
+        exec(compile(code, page, "exec"), names)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_in_the_documentation_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
+    assert all((ROOT / page).parent.joinpath(link).exists() for link in links), links
+
+
+def test_the_example_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("timm", reason="needs the extra 'timm'")
+    monkeypatch.chdir(tmp_path)
+    code = (ROOT / "examples/finetune.py").read_text()
+    exec(compile(code, "examples/finetune.py", "exec"), {})
+    assert "saved to ./finetuned" in capsys.readouterr().out
