@@ -51,8 +51,11 @@ def test_clamp_holds_in_the_linear_branch_too():
     assert Piecewise(3.6, 3.8, 20)(torch.tensor([3.6])).item() == 3
 
 
-def test_float32_input_is_computed_in_float64():
+def test_everything_is_computed_in_float64():
     index = Piecewise.from_ratio(1.9)
+    just_above_a_half = torch.tensor([2.5 + 1e-9], dtype=torch.float64)  # 2.5 in float32
+    assert index.from_ratio(3)(just_above_a_half).item() == 3
+    assert Clip(3)(just_above_a_half).item() == 3
     x = torch.linspace(0, 40, 4001)
     assert torch.equal(index(x), index(x.double()))
     assert torch.equal(index(torch.arange(5, dtype=torch.int16)), index(torch.arange(5)))

@@ -19,6 +19,7 @@ def impl(request, monkeypatch):
     """The fused backend keeps its weights, or computes them again block by block."""
     if request.param == "fused in blocks":
         monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_BLOCK", 300)
+        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_MASK", 300)
         monkeypatch.setattr(fused, "_keeps_weights", lambda *_: False)
     return request.param.split()[0]
 

@@ -17,6 +17,7 @@ from irpe.ops.tables import Tables
 from irpe.ops.terms import Block, Term, make_term, uses_pairs
 
 _NUMBERS_IN_A_BLOCK = 2**20
+_NUMBERS_IN_A_MASK = 6 * 2**20  # PyTorch's kernel is the faster the more queries it gets at once
 
 
 class Blockwise:
@@ -59,15 +60,36 @@ class Blockwise:
 
     def forward(self, keeps_weights: bool) -> tuple[Tokens, Tensor]:
         """Returns the output, and the weights, or an empty tensor if they are not kept."""
-        needs_weights = keeps_weights or self.tables.value or self.dropout_p
-        if needs_weights:
-            self._lay_out()
+        kept = None
+        if keeps_weights or self.tables.value or self.dropout_p:
+            out, kept = self._forward_with_weights(keeps_weights)
+        else:
+            out = self._forward_without_weights()
+        # Laid out token by token, as PyTorch's own kernel does: merging heads then copies nothing.
+        out = out.to(self.out_dtype).transpose(1, 2).contiguous().transpose(1, 2)
+        return out, self.q.new_empty(0) if kept is None else kept
+
+    def _forward_without_weights(self) -> Tokens:
+        """Returns the output through PyTorch's kernel, which takes b_ij as a mask."""
+        out = None
+        for block in self._blocks(_NUMBERS_IN_A_MASK):
+            batch, queries = block
+            bias = functools.reduce(torch.Tensor.add_, self._position_scores(block))
+            if self.attn_mask is not None:
+                mask = self.attn_mask[_within(self.attn_mask, block)]
+                shape = torch.broadcast_shapes(bias.shape, mask.shape)
+                bias = _apply_mask(bias.expand(shape).contiguous(), mask)
+            q, k, v = self.q[batch, :, queries], self.k[batch], self.v[batch]
+            part = F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
+            out = _put(part, out, block, self.v)
+        assert out is not None
+        return out
+
+    def _forward_with_weights(self, keeps_weights: bool) -> tuple[Tokens, Tensor | None]:
+        self._lay_out()
         value_terms = self._terms(self.q, self.tables.value)
         out = kept = None
-        for number, block in enumerate(self._blocks()):
-            if not needs_weights:
-                out = _put(self._unweighted(block), out, block, self.v)
-                continue
+        for number, block in enumerate(self._blocks(_NUMBERS_IN_A_BLOCK)):
             a = self._weights(block)
             if keeps_weights:
                 kept = _put(a, kept, block, self.q)
@@ -78,9 +100,7 @@ class Blockwise:
         assert out is not None
         for term in value_terms:
             out += term.combination()
-        # Laid out token by token, as PyTorch's own kernel does: merging heads then copies nothing.
-        out = out.to(self.out_dtype).transpose(1, 2).contiguous().transpose(1, 2)
-        return out, self.q.new_empty(0) if kept is None else kept
+        return out, kept
 
     def backward(self, grad: Tokens, kept: Tensor, mask_needs_grad: bool) -> list[Tensor]:
         """Returns the gradients of q, k, v, of the tables by role, and of the mask if it needs one.
@@ -97,7 +117,7 @@ class Blockwise:
         dmask = self._zero_mask() if mask_needs_grad else None
         value_terms = self._terms(grad, self.tables.value)
 
-        for number, block in enumerate(self._blocks()):
+        for number, block in enumerate(self._blocks(_NUMBERS_IN_A_BLOCK)):
             batch, queries = block
             a = kept[batch, :, queries] if kept.numel() else self._weights(block)
             dropped = self._drop(a, number)
@@ -145,18 +165,6 @@ class Blockwise:
         has_no_key = e.amax(dim=-1, keepdim=True) == float("-inf")
         return torch.softmax(e, dim=-1, out=e).masked_fill_(has_no_key, 0.0)
 
-    def _unweighted(self, block: Block) -> Tokens:
-        """Returns the output of a block whose weights nobody asks for, through PyTorch's kernel."""
-        batch, queries = block
-        bias = functools.reduce(torch.Tensor.add_, self._position_scores(block))
-        if self.attn_mask is not None:
-            mask = self.attn_mask[_within(self.attn_mask, block)]
-            shape = torch.broadcast_shapes(bias.shape, mask.shape)
-            bias = _apply_mask(bias.expand(shape).contiguous(), mask)
-        return F.scaled_dot_product_attention(
-            self.q[batch, :, queries], self.k[batch], self.v[batch], bias, scale=1.0
-        )
-
     def _position_scores(self, block: Block) -> Iterator[Float[Tensor, "_ _ query key"]]:
         for term in (*self.key_terms, *self.query_terms):
             yield term.products(block)
@@ -174,7 +182,7 @@ class Blockwise:
     def _terms(self, x: Tokens, tables: Sequence[Tensor], by_key: bool = False) -> list[Term]:
         return [make_term(x, t, i, by_key) for t, i in zip(tables, self.ids, strict=False)]
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self, numbers: int) -> Iterator[Block]:
         """Yields blocks of whole images as long as they are small, else of some queries of one."""
         batch, heads, queries, dim = self.q.shape
         keys = self.k.shape[2]
@@ -183,7 +191,7 @@ class Blockwise:
             for table, ids in zip(role, self.ids, strict=False):
                 if uses_pairs(table, ids):
                     per_query = max(per_query, table.shape[0] * keys * dim)
-        fitting = max(1, _NUMBERS_IN_A_BLOCK // per_query)
+        fitting = max(1, numbers // per_query)
         images = max(1, fitting // queries)
         for image in range(0, batch, images):
             for query in range(0, queries, fitting):
@@ -208,7 +216,7 @@ def _put(part: Tensor, whole: Tensor | None, block: Block, like: Tokens) -> Tens
     if part.shape[:3] == (batch, heads, tokens):
         return part
     if whole is None:
-        whole = part.new_empty(batch, tokens, heads, part.shape[3]).transpose(1, 2)
+        whole = part.new_empty(batch, heads, tokens, part.shape[3])
     whole[block.batch, :, block.queries] = part
     return whole
 

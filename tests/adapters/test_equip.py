@@ -1,0 +1,475 @@
+import copy
+import functools
+import pickle
+import re
+
+import oracles
+import pytest
+import timm
+import torch
+from adapters.hosts import (
+    gradients,
+    images,
+    make_encoder,
+    make_swin,
+    make_vit,
+    perturb,
+    state_of,
+    tokens,
+)
+from timm.layers.attention import Attention
+from timm.models.swin_transformer import WindowAttention
+from timm.optim import create_optimizer_v2
+from torch import nn
+
+import irpe
+from irpe.core import buckets
+
+SPEC = "product-contextual-qkv"
+
+
+def equipped_vit(spec=SPEC, **arguments):
+    """A vision transformer with random tables."""
+    return perturb(irpe.equip(make_vit(**arguments), spec))
+
+
+def names(model):
+    return [attention.name for attention in irpe.summary(model).attentions]
+
+
+def assert_same(actual, expected, **tolerance):
+    assert list(actual) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, **tolerance, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        (None, [0, 1, 2]),
+        ([1], [1]),
+        ([-1], [2]),
+        ((2, 0), [0, 2]),
+        ((0, -3), [0]),
+        (range(1, 3), [1, 2]),
+        (iter([2]), [2]),
+    ],
+    ids=repr,
+)
+def test_layers_are_counted_from_the_input(layers, expected):
+    model, x = make_vit(depth=3), images()
+    plain = copy.deepcopy(model)
+    assert irpe.equip(model, SPEC, layers=layers) is model
+    assert names(model) == [f"blocks.{number}.attn" for number in expected]
+    torch.testing.assert_close(model(x), plain(x))
+    for number in range(3):
+        is_plain = type(model.blocks[number].attn) is Attention
+        assert is_plain == (number not in expected)
+
+
+WRONG = [
+    ({"layers": [2]}, r"\[2\].*0 to 1"),
+    ({"layers": [0, 9]}, r"\[9\].*0 to 1"),
+    ({"layers": [-3]}, r"\[-3\].*0 to 1"),
+    ({"layers": []}, "None for all"),
+    ({"layers": ["0"]}, "'0'"),
+    ({"layers": [True]}, "True"),
+    ({"layers": [1.0]}, r"1\.0"),
+    ({"layers": 1}, "layers"),
+    ({"spec": "produkt-contextual-k"}, "did you mean 'product'"),
+    ({"spec": "product-bias-v"}, "bias"),
+    ({"spec": None}, "METHOD-MODE-TARGETS"),
+    ({"absolute": "learned"}, "'learned' is not one of keep, none, sinusoid"),
+    ({"builtin_bias": "remove"}, "'remove' is not one of keep, drop"),
+    ({"num_prefix_tokens": -1}, "-1"),
+    ({"num_prefix_tokens": True}, "True"),
+    ({"grid": (4, 0)}, r"\(4, 0\)"),
+    ({"grid": "4x4"}, "4x4"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[str(case[0]) for case in WRONG])
+def test_wrong_arguments_leave_the_model_unchanged(arguments, message):
+    check_unchanged(make_vit(), arguments, message)
+
+
+HALF_WAY = {
+    "no sines for 30 dimensions": (
+        lambda: make_vit(embed_dim=30),
+        {"absolute": "sinusoid"},
+        "dim = 30",
+    ),
+    "no absolute encoding": (
+        lambda: make_vit(pos_embed="none"),
+        {"absolute": "none"},
+        "no absolute encoding",
+    ),
+    "no absolute encoding in the second of two": (
+        lambda: nn.ModuleList(
+            [make_vit("deit_tiny_distilled_patch16_224"), make_vit(pos_embed="none")]
+        ),
+        {"absolute": "none"},
+        "no absolute encoding",
+    ),
+    "patches dropped in the second of two": (
+        lambda: nn.ModuleList([make_swin(), make_vit(patch_drop_rate=0.5)]),
+        {"builtin_bias": "drop"},
+        "patch_drop",
+    ),
+    "one block equipped before": (
+        lambda: perturb(irpe.equip(make_vit(), "cross-bias-k", layers=[1])),
+        {"absolute": "none"},
+        r"already equipped: blocks\.1\.attn;",
+    ),
+    "all blocks equipped before": (equipped_vit, {}, "already equipped"),
+    "a grid of torch.nn is missing": (make_encoder, {}, "pass grid="),
+}
+
+
+@pytest.mark.parametrize(("make", "arguments", "message"), HALF_WAY.values(), ids=HALF_WAY)
+def test_failures_half_way_leave_the_model_unchanged(make, arguments, message):
+    check_unchanged(make(), arguments, message)
+
+
+def check_unchanged(model, arguments, message):
+    def outputs():
+        with torch.no_grad():
+            if isinstance(model, nn.TransformerEncoder):
+                return [model(tokens())]
+            return [m(images()) for m in (model if isinstance(model, nn.ModuleList) else [model])]
+
+    before, values = state_of(model), copy.deepcopy(model.state_dict())
+    expected = outputs()
+    with pytest.raises((TypeError, ValueError), match=message):
+        irpe.equip(model, **{"spec": SPEC, **arguments})
+    assert state_of(model) == before
+    assert_same(model.state_dict(), values, rtol=0, atol=0)
+    for out, plain in zip(outputs(), expected, strict=True):
+        assert torch.equal(out, plain)
+
+
+def test_a_failing_last_step_undoes_all_steps_before(monkeypatch):
+    model = make_swin()
+    before = state_of(model)
+
+    def fail(model, equipment):
+        assert names(model)
+        assert model.layers[0].blocks[0].attn.relative_position_bias_table is None
+        raise RuntimeError("the disk is full")
+
+    monkeypatch.setattr("irpe.adapters.equip._note", fail)
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        irpe.equip(model, SPEC, builtin_bias="drop")
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("model", [nn.Linear(2, 2), nn.TransformerDecoderLayer(16, 2)], ids=repr)
+def test_the_error_for_other_models_lists_what_is_supported(model):
+    with pytest.raises(ValueError, match="cannot be equipped") as error:
+        irpe.equip(model, SPEC, grid=(2, 3))
+    kinds = ["VisionTransformer", "SwinTransformer", "MultiheadAttention", "TransformerEncoder"]
+    assert all(kind in str(error.value) for kind in [*kinds, type(model).__name__])
+
+
+def test_something_that_is_no_module_is_refused():
+    with pytest.raises(TypeError, match=r"'vit_tiny' is not a torch\.nn\.Module"):
+        irpe.equip("vit_tiny", SPEC)
+
+
+class OwnAttention(Attention):
+    def forward(self, *arguments, **options):
+        return -super().forward(*arguments, **options)
+
+
+class OwnWindowAttention(WindowAttention):
+    def forward(self, *arguments, **options):
+        return -super().forward(*arguments, **options)
+
+
+class OwnMultiheadAttention(nn.MultiheadAttention):
+    def forward(self, *arguments, **options):
+        out, weights = super().forward(*arguments, **options)
+        return -out, weights
+
+
+def with_own_window_attention():
+    swin = make_swin()
+    swin.layers[0].blocks[0].attn.__class__ = OwnWindowAttention
+    return swin
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "name"),
+    [
+        (lambda: make_vit(attn_layer=OwnAttention), {}, "OwnAttention"),
+        (with_own_window_attention, {}, "OwnWindowAttention"),
+        (lambda: OwnMultiheadAttention(16, 2), {"grid": (2, 3)}, "OwnMultiheadAttention"),
+    ],
+    ids=["vit", "swin", "torch.nn"],
+)
+def test_attentions_with_a_forward_of_their_own_are_refused(make, arguments, name):
+    model = make()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=name):
+        irpe.equip(model, SPEC, **arguments)
+    assert state_of(model) == before
+
+
+def test_blocks_can_differ_in_their_encodings():
+    model, x = make_vit(), images()
+    expected = model(x)
+    irpe.equip(model, "product-contextual-k", layers=[0])
+    irpe.equip(model, "cross-bias-k+unshared", layers=[1])
+    torch.testing.assert_close(model(x), expected)
+    assert [a.spec for a in irpe.summary(model).attentions] == [
+        "product-contextual-k@1.9",
+        "cross-bias-k@20+unshared",
+    ]
+    table_names = {name for name in model.state_dict() if "rpe" in name}
+    assert len(table_names) == 3
+    assert table_names <= model.no_weight_decay()
+    assert not torch.equal(perturb(model)(x), expected)
+
+
+def test_absolute_can_be_chosen_again_for_other_blocks():
+    model, once = make_vit(), make_vit()
+    for layer in (0, 1):
+        irpe.equip(model, SPEC, layers=[layer], absolute="none")
+    irpe.equip(once, SPEC, absolute="none")
+    assert list(model.state_dict()) == list(once.state_dict())
+    assert torch.equal(model(images()), once(images()))
+
+
+def test_two_models_with_different_encodings_side_by_side():
+    wide = images(16, 64)
+    first = equipped_vit("product-contextual-qkv", dynamic_img_size=True)
+    alone = first(wide)
+    second = equipped_vit("cross-bias-k+unshared", name="deit_tiny_distilled_patch16_224")
+    other = second(images())
+    assert torch.equal(first(wide), alone)
+    assert torch.equal(second(images()), other)
+    assert [a.grid for a in irpe.summary(first).attentions] == [(2, 8), (2, 8)]
+    assert [a.grid for a in irpe.summary(second).attentions] == [(4, 4), (4, 4)]
+
+
+def test_two_models_inside_one():
+    pair = nn.ModuleDict({"student": make_vit(img_size=(16, 64)), "teacher": make_vit()})
+    plain = copy.deepcopy(pair)
+    irpe.equip(pair, SPEC)
+    assert names(pair)[:3] == [
+        "student.blocks.0.attn",
+        "student.blocks.1.attn",
+        "teacher.blocks.0.attn",
+    ]
+    for name, x in (("student", images(16, 64)), ("teacher", images())):
+        torch.testing.assert_close(pair[name](x), plain[name](x))
+    assert [a.grid for a in irpe.summary(pair).attentions] == [(2, 8)] * 2 + [(4, 4)] * 2
+
+
+@pytest.mark.parametrize("method", oracles.METHODS)
+@pytest.mark.parametrize(("targets", "is_shared"), [("k", True), ("qkv", False)])
+def test_summary(method, targets, is_shared):
+    spec = irpe.RPESpec(method, "contextual", targets, irpe.Clip(3), is_shared)
+    model = irpe.equip(make_vit(img_size=(16, 40)), spec, layers=[1])
+    index = functools.partial(oracles.clip, beta=3)
+    ids, rows = oracles.bucket_ids(method, (2, 5), 1, index, 3)
+    (attention,) = irpe.summary(model).attentions
+    assert attention.name == "blocks.1.attn"
+    assert attention.spec == str(spec)
+    assert attention.grid == (2, 5)
+    assert attention.num_prefix_tokens == 1
+    assert attention.num_buckets == sum(rows)
+    assert attention.num_used_buckets == sum(len({i for row in m for i in row}) for m in ids)
+    assert attention.num_parameters == sum(rows) * 16 * len(targets) * (1 if is_shared else 2)
+    grown = sum(p.numel() for p in model.parameters()) - sum(
+        p.numel() for p in make_vit(img_size=(16, 40)).parameters()
+    )
+    assert irpe.summary(model).num_parameters == attention.num_parameters == grown
+
+
+USED = {"euclidean": 20, "quantization": 51, "cross": 56, "product": 50}
+
+
+@pytest.mark.parametrize(("method", "used"), USED.items())
+def test_used_rows_of_the_paper(method, used):
+    model = irpe.equip(make_vit(img_size=224, patch_size=16, depth=1), f"{method}-contextual-k")
+    (attention,) = irpe.summary(model).attentions
+    assert attention.num_used_buckets == used
+
+
+def test_summary_as_text():
+    model = irpe.equip(make_vit(dynamic_img_size=True), "product-contextual-k", layers=[0])
+    irpe.equip(model, "cross-bias-k+unshared", layers=[1])
+    model(images(16, 64))
+    assert str(irpe.summary(model)).splitlines() == [
+        "attention      encoding                  grid   rows  used  parameters",
+        "blocks.0.attn  product-contextual-k@1.9  2x8+1    50    22         800",
+        "blocks.1.attn  cross-bias-k@20+unshared  2x8+1   164    20         328",
+        "2 attentions, 1,128 parameters in tables",
+    ]
+
+
+def test_a_plain_model_has_no_summary():
+    for function in (irpe.summary, lambda model: irpe.parameter_groups(model, 0.1)):
+        with pytest.raises(ValueError, match=r"call irpe\.equip"):
+            function(make_vit())
+
+
+MODELS = {
+    "vit": lambda: irpe.equip(make_vit(), "cross-bias-k+unshared"),
+    "swin": lambda: irpe.equip(make_swin(), SPEC),
+    "encoder": lambda: irpe.equip(make_encoder(), "product-bias-k+unshared", grid=(2, 3)),
+    "attention": lambda: irpe.equip(nn.MultiheadAttention(16, 2), "cross-bias-k", grid=(2, 3)),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_parameter_groups_hold_each_parameter_once(make):
+    model = make()
+    frozen = next(iter(model.parameters())).requires_grad_(False)
+    decayed, kept = irpe.parameter_groups(model, weight_decay=0.1)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    by_id = {id(p): name for name, p in model.named_parameters() if p is not frozen}
+    decayed, kept = ([by_id.pop(id(p)) for p in group["params"]] for group in (decayed, kept))
+    assert not by_id
+    pattern = r"(^|\.)rpe\.|bias|norm|pos_embed|cls_token"
+    assert decayed
+    assert not [name for name in decayed if re.search(pattern, name)]
+    assert not [name for name in kept if not re.search(pattern, name)]
+    torch.optim.AdamW(irpe.parameter_groups(model, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("make", [MODELS["vit"], MODELS["swin"]], ids=["vit", "swin"])
+@pytest.mark.parametrize("twin", [lambda m: m, copy.deepcopy], ids=["itself", "copy"])
+@pytest.mark.parametrize("arguments", [{}, {"layer_decay": 0.75}], ids=str)
+def test_optimizers_of_timm_do_not_decay_tables(make, twin, arguments):
+    plain, model = make_vit() if make is MODELS["vit"] else make_swin(), twin(make())
+    tables = {name for name in model.state_dict() if ".rpe." in name}
+    assert model.no_weight_decay() == tables | plain.no_weight_decay()
+    optimizer = create_optimizer_v2(model, opt="adamw", weight_decay=0.1, **arguments)
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    for name, parameter in model.named_parameters():
+        if name in tables:
+            assert decay[id(parameter)] == 0
+        if name.endswith("qkv.weight"):
+            assert decay[id(parameter)] > 0
+
+
+def test_no_weight_decay_of_a_copy_is_about_the_copy():
+    model = irpe.equip(make_vit(), SPEC, layers=[0])
+    twin = irpe.equip(copy.deepcopy(model), SPEC, layers=[1])
+    assert len(twin.no_weight_decay()) == len(model.no_weight_decay()) + 3
+
+
+def pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, pickled])
+def test_copies_and_pickles_are_equal_and_independent(duplicate):
+    model, x = equipped_vit(dynamic_img_size=True), images(16, 64)
+    expected = model(x)
+    twin = duplicate(model)
+    assert torch.equal(twin(x), expected)
+    assert twin(images(24, 24)).shape == expected.shape
+    assert [irpe.summary(m).attentions[0].grid for m in (model, twin)] == [(2, 8), (3, 3)]
+    perturb(twin, seed=5)
+    assert not torch.equal(twin(x), expected)
+    assert torch.equal(model(x), expected)
+
+
+def test_state_dict_round_trip():
+    model, plain = equipped_vit(), make_vit()
+    state = model.state_dict()
+    assert [name for name in state if name not in plain.state_dict()] == [
+        f"blocks.{n}.attn.rpe.{role}_tables.0" for n in (0, 1) for role in ("query", "key", "value")
+    ]
+    assert set(plain.state_dict()) <= set(state)
+    fresh = irpe.equip(perturb(make_vit(), seed=7), SPEC)
+    fresh.load_state_dict(state)
+    assert torch.equal(fresh(images()), model(images()))
+
+
+def test_equipping_keeps_mode_device_and_dtype():
+    for model in (make_vit().train(), make_vit().double(), make_vit()):
+        irpe.equip(model, SPEC)
+        qkv, table = model.blocks[0].attn.qkv.weight, model.blocks[0].attn.rpe.key_tables[0]
+        assert table.dtype == qkv.dtype
+        assert model.blocks[0].attn.rpe.training == model.training
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", depth=1)
+    assert irpe.equip(model, SPEC).blocks[0].attn.rpe.key_tables[0].is_meta
+
+
+def test_tables_made_in_inference_mode_can_be_trained():
+    model = make_vit()
+    with torch.inference_mode():
+        irpe.equip(model, SPEC, absolute="sinusoid")
+    actual = gradients(perturb(model), images())
+    assert actual["blocks.0.attn.rpe.key_tables.0"].abs().max() > 0
+
+
+def test_compile_without_a_graph_break():
+    buckets._cached_maps.cache_clear()
+    model = equipped_vit(dynamic_img_size=True, depth=1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for x, grid in ((images(), (4, 4)), (images(16, 40), (2, 5))):
+        expected = gradients(model, x)
+        assert_same(gradients(model, x, compiled), expected, rtol=1e-4, atol=1e-4)
+        assert irpe.summary(model).attentions[0].grid == grid
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("make", "x"),
+    [
+        (equipped_vit, images()),
+        (lambda: perturb(irpe.equip(make_swin(), SPEC)), images()),
+        (lambda: perturb(irpe.equip(make_encoder(), SPEC, grid=(2, 3))), tokens()),
+    ],
+    ids=["vit", "swin", "encoder"],
+)
+def test_export(make, x):
+    buckets._cached_maps.cache_clear()
+    model = make().eval()
+    dynamic = ({0: torch.export.Dim("batch", min=2)},)
+    program = torch.export.export(model, (x,), dynamic_shapes=dynamic)
+    larger = torch.cat([x, x * 2])
+    torch.testing.assert_close(program.module()(larger), model(larger), rtol=1e-4, atol=1e-5)
+    assert "irpe" not in str(program.graph)
+    assert str(irpe.summary(model))
+
+
+def loss_of(model, inputs):
+    return sum(model(x).square().sum() for x in inputs)
+
+
+CHECKPOINTED = {
+    "one size": [images()],
+    "two sizes in one step": [images(32, 32), images(16, 32)],
+    "two shapes of one size in one step": [images(16, 64), images(64, 16)],
+}
+
+
+@pytest.mark.parametrize("inputs", CHECKPOINTED.values(), ids=CHECKPOINTED)
+def test_gradient_checkpointing(inputs):
+    model = equipped_vit(dynamic_img_size=True).train()
+    expected = gradients(model, inputs, lambda inputs: loss_of(model, inputs))
+    model.set_grad_checkpointing()
+    actual = gradients(model, inputs, lambda inputs: loss_of(model, inputs))
+    assert_same(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_distributed_data_parallel(tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        model = equipped_vit().train()
+        expected = gradients(model, images())
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        assert_same(gradients(model, images(), wrapped), expected)
+        assert expected["blocks.0.attn.rpe.key_tables.0"].abs().max() > 0
+    finally:
+        torch.distributed.destroy_process_group()

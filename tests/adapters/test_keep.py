@@ -1,0 +1,429 @@
+import functools
+import json
+import os
+import pickle
+import re
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+import torch.nn.functional as F  # noqa: N812
+from adapters.hosts import (
+    images,
+    make_encoder,
+    make_layer,
+    make_swin,
+    make_vit,
+    perturb,
+    state_of,
+    tokens,
+)
+from torch import nn
+
+import irpe
+
+SPEC = "product-contextual-k"
+FILES = ["irpe.json", "model.safetensors"]
+
+
+def make_tiny_swin(**arguments):
+    """A Swin transformer as timm names it, as far as its size allows."""
+    return timm.create_model("swin_tiny_patch4_window7_224", img_size=32, **arguments)
+
+
+def make_attention():
+    return nn.MultiheadAttention(16, 2, batch_first=True)
+
+
+# How a plain model is made, how it is equipped, what it is called with.
+TOLD = {
+    "vit": (make_vit, {}, images()),
+    "three encodings": (make_vit, {"spec": "cross-contextual-qkv+unshared"}, images()),
+    "some layers": (make_vit, {"layers": (-1,), "spec": "euclidean-bias-k@3:5:9"}, images()),
+    "told grid": (make_vit, {"grid": (4, 4), "num_prefix_tokens": 1}, images()),
+    "sinusoid": (make_vit, {"absolute": "sinusoid"}, images()),
+    "no absolute": (make_vit, {"absolute": "none"}, images()),
+    "not square": (lambda: make_vit(img_size=(16, 40)), {}, images(16, 40)),
+    "other sizes": (lambda: make_vit(dynamic_img_size=True), {}, images(16, 40)),
+    "distilled": (lambda: make_vit("deit_tiny_distilled_patch16_224"), {}, images()),
+    "registers": (lambda: make_vit("vit_small_patch14_reg4_dinov2"), {}, images()),
+    "no head": (lambda: make_vit(num_classes=0, global_pool="avg"), {}, images()),
+    "grey images": (lambda: make_vit(in_chans=1), {}, images()[:, :1]),
+    "swin with drop": (make_tiny_swin, {"builtin_bias": "drop"}, images()),
+    "torch.nn attention": (make_attention, {"grid": (2, 3)}, tokens()),
+    "torch.nn layer": (lambda: make_layer(norm_first=True), {"grid": (2, 3)}, tokens()),
+    "torch.nn encoder": (lambda: make_encoder(norm=True), {"grid": (2, 3)}, tokens()),
+    "gelu": (lambda: make_encoder(activation="gelu"), {"grid": (6,)}, tokens()),
+}
+# Models that only their makers can make: they are passed when they are loaded.
+UNTOLD = {
+    "inside another": (lambda: nn.Sequential(make_vit(), nn.ReLU()), {}, images()),
+    "features": (lambda: make_vit(features_only=True, out_indices=[1]), {}, images()),
+}
+# Models with something that is easily left out of a description: if they can be built from what was
+# saved, they must be the same.
+SUBTLE = {
+    "bfloat16": (lambda: make_vit().bfloat16(), {}, images().bfloat16()),
+    "small swin": (make_swin, {}, images()),
+    "other windows": (lambda: make_tiny_swin(window_size=4), {"builtin_bias": "drop"}, images()),
+    "pool with prefix": (
+        lambda: make_vit(global_pool="avg", pool_include_prefix=True),
+        {},
+        images(),
+    ),
+    "padded": (lambda: make_vit(dynamic_img_size=True, dynamic_img_pad=True), {}, images(13, 30)),
+    "parallel attentions": (lambda: make_vit("vit_small_patch16_18x2_224"), {}, images()),
+    "channels last": (lambda: make_vit().to(memory_format=torch.channels_last), {}, images()),
+    "silu": (lambda: make_layer(activation=F.silu), {"grid": (2, 3)}, tokens()),
+    "lambda": (lambda: make_layer(activation=lambda x: x**3), {"grid": (2, 3)}, tokens()),
+    "tanh": (
+        lambda: make_layer(activation=functools.partial(F.gelu, approximate="tanh")),
+        {"grid": (2, 3)},
+        tokens(),
+    ),
+    "unequal layers": (
+        lambda: with_layer(make_encoder(), make_layer(norm_first=True)),
+        {"grid": (2, 3)},
+        tokens(),
+    ),
+}
+
+
+def with_layer(encoder, layer):
+    encoder.layers[1] = layer
+    return encoder
+
+
+def equipped(make, arguments):
+    return perturb(irpe.equip(make().eval(), **{"spec": SPEC, **arguments}))
+
+
+def outputs(model, x):
+    with torch.no_grad():
+        out = model(x, x, x) if isinstance(model, nn.MultiheadAttention) else model(x)
+    return list(out) if isinstance(out, tuple | list) else [out]
+
+
+def assert_equal(model, expected, x):
+    pairs = zip(outputs(model, x), outputs(expected, x), strict=True)
+    assert all(torch.equal(a, e) for a, e in pairs)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A directory with a small model, and the model."""
+    model = equipped(make_vit, {})
+    irpe.save_equipped(model, tmp_path / "model")
+    return tmp_path / "model", model
+
+
+def change_description(path, **changes):
+    description = json.loads((path / "irpe.json").read_text())
+    (path / "irpe.json").write_text(json.dumps(description | changes))
+
+
+@pytest.mark.parametrize(("make", "arguments", "x"), TOLD.values(), ids=TOLD)
+def test_round_trip(tmp_path, make, arguments, x):
+    model = equipped(make, arguments)
+    irpe.save_equipped(model.train(), tmp_path / "deep" / "model")
+    assert sorted(os.listdir(tmp_path / "deep" / "model")) == FILES
+    assert os.listdir(tmp_path / "deep") == ["model"]
+    loaded = irpe.load_equipped(tmp_path / "deep" / "model")
+    assert not any(module.training for module in loaded.modules())
+    assert type(loaded) is type(model)
+    assert_equal(loaded, model.eval(), x)
+    assert str(irpe.summary(loaded)) == str(irpe.summary(model))
+    assert list(loaded.state_dict()) == list(model.state_dict())
+    irpe.save_equipped(loaded, tmp_path / "again")
+    for name in FILES:
+        again = (tmp_path / "again" / name).read_bytes()
+        assert again == (tmp_path / "deep" / "model" / name).read_bytes()
+
+
+@pytest.mark.parametrize(("make", "arguments", "x"), UNTOLD.values(), ids=UNTOLD)
+def test_models_that_cannot_be_described_are_passed(tmp_path, make, arguments, x):
+    model = equipped(make, arguments)
+    irpe.save_equipped(model, tmp_path / "model")
+    with pytest.raises(ValueError, match="model=plain"):
+        irpe.load_equipped(tmp_path / "model")
+    plain = perturb(make(), seed=9)
+    assert irpe.load_equipped(tmp_path / "model", model=plain) is plain
+    assert_equal(plain, model, x)
+
+
+@pytest.mark.parametrize(("make", "arguments", "x"), SUBTLE.values(), ids=SUBTLE)
+def test_what_is_loaded_is_the_same_or_refused(tmp_path, make, arguments, x):
+    model = equipped(make, arguments)
+    irpe.save_equipped(model, tmp_path / "model")
+    plain = perturb(make(), seed=9)
+    assert_equal(irpe.load_equipped(tmp_path / "model", model=plain), model, x)
+    if json.loads((tmp_path / "model" / "irpe.json").read_text())["host"] is None:
+        with pytest.raises(ValueError, match="model=plain"):
+            irpe.load_equipped(tmp_path / "model")
+    else:
+        assert_equal(irpe.load_equipped(tmp_path / "model"), model, x)
+
+
+def test_blocks_with_different_encodings(tmp_path):
+    model = irpe.equip(make_vit(), SPEC, layers=[0])
+    perturb(irpe.equip(model, "cross-bias-k+unshared", layers=[1]))
+    irpe.save_equipped(model, tmp_path / "model")
+    assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
+
+
+def test_a_loaded_model_can_be_trained(saved):
+    path, _ = saved
+    model = irpe.load_equipped(path).train()
+    model(images()).sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert any(".rpe." in name for name in model.no_weight_decay())
+
+
+def test_a_text_is_a_path(tmp_path):
+    model = equipped(make_vit, {})
+    irpe.save_equipped(model, str(tmp_path / "model"))
+    assert_equal(irpe.load_equipped(str(tmp_path / "model")), model, images())
+
+
+def test_an_older_save_is_replaced(saved):
+    path, old = saved
+    new = equipped(make_vit, {"spec": "cross-bias-k", "absolute": "none"})
+    irpe.save_equipped(new, path)
+    loaded = irpe.load_equipped(path)
+    assert_equal(loaded, new, images())
+    assert not torch.equal(outputs(loaded, images())[0], outputs(old, images())[0])
+    assert os.listdir(path.parent) == ["model"]
+
+
+@pytest.mark.parametrize("kind", ["file", "directory", "empty directory"])
+def test_what_is_not_ours_is_not_overwritten(tmp_path, kind):
+    path = tmp_path / "thesis"
+    kept = path
+    if kind != "file":
+        path.mkdir()
+        kept = path / "chapter"
+    if kind != "empty directory":
+        kept.write_text("all of it")
+    with pytest.raises(FileExistsError, match="thesis exists and is not an equipped model"):
+        irpe.save_equipped(equipped(make_vit, {}), path)
+    assert kind == "empty directory" or kept.read_text() == "all of it"
+    assert os.listdir(tmp_path) == ["thesis"]
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["new place", "old save"])
+@pytest.mark.parametrize("step", ["tensors", "description", "last rename"])
+def test_a_failing_write_leaves_what_was_there(tmp_path, saved, monkeypatch, step, is_new):
+    path, old = saved
+    target = path.with_name("new") if is_new else path
+    fail_at(monkeypatch, step, target)
+    new = equipped(make_vit, {"spec": "cross-bias-k"})
+    with pytest.raises(OSError, match="disk is full"):
+        irpe.save_equipped(new, target)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["model"]
+    assert_equal(irpe.load_equipped(path), old, images())
+
+
+def fail_at(monkeypatch, step, target):
+    """Makes one of the steps of a save fail half-way."""
+
+    def write(tensors, path, *arguments):
+        path.write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    def write_text(path, *arguments, **options):
+        path.write_bytes(b"half")
+        raise OSError("the disk is full")
+
+    def move(rename):
+        def fail(source, destination, *arguments):
+            if os.fspath(destination) == os.fspath(target):
+                monkeypatch.undo()  # what comes after may set things right
+                raise OSError("the disk is full")
+            return rename(source, destination, *arguments)
+
+        return fail
+
+    if step == "tensors":
+        monkeypatch.setattr(safetensors.torch, "save_file", write)
+    elif step == "description":
+        monkeypatch.setattr("pathlib.Path.write_text", write_text)
+    else:
+        for name in ("rename", "replace"):
+            monkeypatch.setattr(os, name, move(getattr(os, name)))
+
+
+def test_a_plain_model_is_not_saved(tmp_path):
+    with pytest.raises(ValueError, match=r"call irpe\.equip"):
+        irpe.save_equipped(make_vit(), tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+
+BAD_DESCRIPTIONS = {
+    "empty": "",
+    "cut off": '{"format": 1, "equip',
+    "not text": b"\xff\xfe\x00",
+    "of another program": '{"architectures": ["ViTModel"], "model_type": "vit"}',
+    "a list": "[1, 2]",
+    "a number": "3",
+    "null": "null",
+    "of a later release": '{"format": 2, "equipment": [], "host": null}',
+    "without equipment": '{"format": 1, "host": null}',
+}
+
+
+@pytest.mark.parametrize("content", BAD_DESCRIPTIONS.values(), ids=BAD_DESCRIPTIONS)
+def test_damaged_and_foreign_descriptions(saved, content):
+    path, _ = saved
+    data = content if isinstance(content, bytes) else content.encode()
+    (path / "irpe.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"irpe\.json is damaged or of another program"):
+        irpe.load_equipped(path)
+
+
+CALL = {
+    "spec": SPEC,
+    "grid": None,
+    "num_prefix_tokens": None,
+    "layers": None,
+    "absolute": "keep",
+    "builtin_bias": "keep",
+}
+BAD_EQUIPMENT = {
+    "nothing": [],
+    "null": None,
+    "a number": 3,
+    "a list of numbers": [3],
+    "a wrong spec": [{**CALL, "spec": "produkt-contextual-k"}],
+    "a missing field": [{"spec": SPEC}],
+    "an unknown field": [{**CALL, "colour": "blue"}],
+    "a wrong choice": [{**CALL, "absolute": "learned"}],
+    "a wrong layer": [{**CALL, "layers": [7]}],
+    "a grid that is none": [{**CALL, "grid": 5}],
+}
+
+
+@pytest.mark.parametrize("equipment", BAD_EQUIPMENT.values(), ids=BAD_EQUIPMENT)
+def test_damaged_equipment(saved, equipment):
+    path, _ = saved
+    change_description(path, equipment=equipment)
+    plain = make_vit()
+    before = state_of(plain)
+    for arguments in ({}, {"model": plain}):
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            irpe.load_equipped(path, **arguments)
+    assert state_of(plain) == before
+
+
+VIT = {"model_name": "vit_tiny_patch16_224"}
+BAD_HOSTS = {
+    "a text": "timm",
+    "a list": [],
+    "an unknown library": {"library": "os", "arguments": {}},
+    "no text": {"library": ["timm"], "arguments": {}},
+    "no arguments": {"library": "timm"},
+    "arguments null": {"library": "torch", "arguments": None},
+    "an unknown model": {"library": "timm", "arguments": {"model_name": "vit_nano"}},
+    "an unknown argument": {"library": "timm", "arguments": VIT | {"colour": "blue"}},
+    "a module that is no host": {"library": "torch", "arguments": {"kind": "Linear"}},
+    "a module without a kind": {"library": "torch", "arguments": {}},
+    "a model of the hub": {"library": "timm", "arguments": {"model_name": "hf-hub:a/b"}},
+    "a model elsewhere": {"library": "timm", "arguments": {"model_name": "local-dir:/etc"}},
+    "weights elsewhere": {"library": "timm", "arguments": VIT | {"checkpoint_path": "a.pth"}},
+    "weights of the web": {"library": "timm", "arguments": VIT | {"pretrained": True}},
+}
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS.values(), ids=BAD_HOSTS)
+def test_damaged_hosts(saved, monkeypatch, host):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    path, _ = saved
+    change_description(path, host=host)
+    with pytest.raises(ValueError, match=re.escape(str(path))):
+        irpe.load_equipped(path)
+
+
+class Trap:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (os.fspath(self.marker),)
+
+
+@pytest.mark.parametrize("writer", [pickle.dump, torch.save])
+def test_a_pickle_with_our_name_runs_nothing(saved, tmp_path, writer):
+    path, _ = saved
+    with open(path / "model.safetensors", "wb") as file:
+        writer(Trap(tmp_path / "marker"), file)
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or no safetensors file"):
+        irpe.load_equipped(path)
+    assert os.listdir(tmp_path) == ["model"]
+    with open(path / "model.safetensors", "rb") as file:  # the trap works
+        torch.load(file, weights_only=False) if writer is torch.save else pickle.load(file)
+    assert (tmp_path / "marker").exists()
+
+
+def test_a_pickle_named_in_the_description_runs_nothing(saved, tmp_path):
+    path, _ = saved
+    torch.save(Trap(tmp_path / "marker"), path / "evil.pth")
+    arguments = VIT | {"checkpoint_path": os.fspath(path / "evil.pth")}
+    change_description(path, host={"library": "timm", "arguments": arguments})
+    with pytest.raises(ValueError, match=r"irpe\.json"):
+        irpe.load_equipped(path)
+    assert not (tmp_path / "marker").exists()
+
+
+@pytest.mark.parametrize("size", [0, 4, 100, -1])
+def test_truncated_tensors(saved, size):
+    path, _ = saved
+    data = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(data[:size])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        irpe.load_equipped(path)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_missing_files(saved, name):
+    path, _ = saved
+    (path / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        irpe.load_equipped(path)
+
+
+def test_missing_directory(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"not a directory that irpe\.save_equipped wrote"):
+        irpe.load_equipped(tmp_path / "nowhere")
+
+
+TABLE = "blocks.0.attn.rpe.key_tables.0"
+TAMPERED = {
+    "wrong shape": lambda tensors: {**tensors, TABLE: tensors[TABLE][:, 1:].contiguous()},
+    "missing": lambda tensors: {n: t for n, t in tensors.items() if n != TABLE},
+    "left over": lambda tensors: {**tensors, TABLE + "0": tensors[TABLE].clone()},
+}
+
+
+@pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
+def test_tensors_that_do_not_fit(saved, tamper):
+    path, _ = saved
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    safetensors.torch.save_file(tamper(tensors), path / "model.safetensors")
+    plain = make_vit()
+    before = state_of(plain)
+    for arguments in ({}, {"model": plain}):
+        with pytest.raises(ValueError, match=rf"does not fit .* in 1 tensors.*{TABLE}"):
+            irpe.load_equipped(path, **arguments)
+    assert state_of(plain) == before
+
+
+def test_another_model_does_not_fit_and_stays_plain(saved):
+    path, _ = saved
+    other = make_vit(embed_dim=64)
+    before = state_of(other)
+    with pytest.raises(ValueError, match="does not fit the model"):
+        irpe.load_equipped(path, model=other)
+    assert state_of(other) == before

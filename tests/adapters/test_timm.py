@@ -1,0 +1,495 @@
+import copy
+import functools
+import itertools
+import math
+import sys
+
+import oracles
+import pytest
+import timm
+import torch
+from adapters.hosts import gradients, images, make_swin, make_vit, perturb, state_of
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+import irpe
+from irpe.core import buckets
+
+SPEC = "product-contextual-qkv"
+
+VITS = {
+    "vit": {},
+    "not square": {"img_size": (16, 40)},
+    "deit": {"name": "deit_tiny_patch16_224"},
+    "distilled deit": {"name": "deit_tiny_distilled_patch16_224"},
+    "dinov2": {"name": "vit_small_patch14_dinov2"},
+    "dinov2 with registers": {"name": "vit_small_patch14_reg4_dinov2"},
+    "no prefix": {"class_token": False, "global_pool": "avg"},
+    "q and k norm": {"qk_norm": True},
+    "norm after attention": {"scale_attn_norm": True},
+    "parallel attentions": {"name": "vit_small_patch16_18x2_224"},
+    "post norm": {"block_fn": timm.models.vision_transformer.ResPostBlock},
+    "flexible": {"name": "flexivit_small"},
+    "convolutional stem": {"name": "vit_tiny_r_s16_p8_224", "img_size": (64, 128)},
+    "dynamic size": {"dynamic_img_size": True},
+}
+PREFIXES = {"distilled deit": 2, "dinov2 with registers": 5, "no prefix": 0}
+SWINS = {
+    "window 7, shifted": {},
+    "window 4, shifted": {"window_size": 4},
+    "window 2x4, shifted": {"window_size": (2, 4)},
+    "input not square": {"img_size": (32, 64), "window_size": (2, 4)},
+}
+
+
+def size_of(model):
+    return model.patch_embed.img_size
+
+
+def test_the_table_of_hosts_has_all_prefixes():
+    for name, arguments in VITS.items():
+        assert make_vit(**arguments).num_prefix_tokens == PREFIXES.get(name, 1)
+
+
+@pytest.mark.parametrize("arguments", VITS.values(), ids=VITS)
+def test_zero_tables_change_nothing_in_a_vit(arguments):
+    model, other = make_vit(**arguments), make_vit(**arguments)
+    x = images(*size_of(model))
+    expected = gradients(model, x)
+    assert irpe.equip(other, SPEC) is other
+    actual = gradients(other, x)
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value, rtol=1e-3, atol=1e-3, msg=name)
+    torch.testing.assert_close(actual["out"], expected["out"])
+    assert not torch.allclose(perturb(other)(x), model(x), atol=1e-2)
+
+
+@pytest.mark.parametrize("arguments", SWINS.values(), ids=SWINS)
+def test_zero_tables_change_nothing_in_a_swin(arguments):
+    model = make_swin(**arguments)
+    x = images(*size_of(model))
+    assert any(max(block.shift_size) > 0 for layer in model.layers for block in layer.blocks)
+    expected = model(x)
+    torch.testing.assert_close(irpe.equip(model, SPEC)(x), expected)
+    windows = [block.window_size for layer in model.layers for block in layer.blocks]
+    assert [a.grid for a in irpe.summary(model).attentions] == windows
+    assert not torch.allclose(perturb(model)(x), expected, atol=1e-2)
+
+
+class LoopAttention(nn.Module):
+    """An equipped attention of timm, as the paper's equations in plain loops."""
+
+    def __init__(self, attention, spec, grid, num_prefix_tokens):
+        super().__init__()
+        self.plain = copy.deepcopy(attention)
+        index = functools.partial(oracles.clip, beta=2)
+        self.ids, _ = oracles.bucket_ids(spec.method, grid, num_prefix_tokens, index, 2)
+
+    def forward(self, x, attn_mask=None, is_causal=False):
+        plain, heads = self.plain, self.plain.num_heads
+        q, k, v = plain.qkv(x).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k = plain.q_norm(q), plain.k_norm(k)
+        out = torch.empty_like(q)
+        for sample, head in itertools.product(range(len(x)), range(heads)):
+            vectors = (part[sample, head].tolist() for part in (q, k, v))
+            result = oracles.attention(*vectors, self.ids, self.tables(head), q.shape[-1] ** -0.5)
+            out[sample, head] = out.new_tensor(result[0])
+        return plain.proj(out.transpose(1, 2).flatten(2))
+
+    def tables(self, head):
+        roles = {role: getattr(self.plain.rpe, f"{role}_tables") for role in ROLES}
+        return {
+            role: [table[min(head, len(table) - 1)].tolist() for table in tables]
+            for role, tables in roles.items()
+            if len(tables)
+        }
+
+
+ROLES = ("query", "key", "value", "bias")
+LOOPS = [
+    ("euclidean-contextual-qkv@clip2", {}),
+    ("quantization-contextual-k@clip2+unshared", {}),
+    ("cross-contextual-qkv@clip2+unshared", {"name": "vit_small_patch14_reg4_dinov2"}),
+    ("cross-bias-k@clip2", {"class_token": False, "global_pool": "avg"}),
+    ("product-contextual-qk@clip2", {"qk_norm": True}),
+    ("product-contextual-qkv@clip2", {"name": "deit_tiny_distilled_patch16_224"}),
+    ("product-bias-k@clip2+unshared", {}),
+]
+
+
+def loops_of(model, spec, grid):
+    """The same model, its parameters under the same names, with loops for attentions."""
+    twin = copy.deepcopy(model)
+    for block in twin.blocks:
+        block.attn = LoopAttention(block.attn, spec, grid, model.num_prefix_tokens)
+    return twin
+
+
+@pytest.mark.parametrize(("text", "arguments"), LOOPS)
+def test_random_tables_give_what_the_papers_equations_give(text, arguments):
+    spec, grid, x = irpe.RPESpec.parse(text), (2, 3), images(16, 24).double()
+    model = make_vit(**arguments, img_size=(16, 24), embed_dim=8).double()
+    plain = model(x).detach()
+    perturb(irpe.equip(model, spec), seed=3)
+    loops = loops_of(model, spec, grid)
+    actual = gradients(model, x)
+    with torch.no_grad():
+        torch.testing.assert_close(actual["out"], loops(x), rtol=1e-9, atol=1e-9)
+        assert (actual["out"] - plain).abs().max() > 0.01
+        for name, parameter in loops.named_parameters():
+            gradient = actual[name.replace("attn.plain.", "attn.")]
+            direction = torch.randn(parameter.shape, dtype=torch.float64)
+            slope = (gradient * direction).sum()
+            estimate = finite_difference(loops, x, parameter, direction)
+            torch.testing.assert_close(slope, estimate, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def finite_difference(model, x, parameter, direction, step=1e-5):
+    """How the squared output changes along a direction, from two calls."""
+    values = []
+    for sign in (1, -2):  # one step forward, then one backward from the place of the start
+        parameter.add_(direction, alpha=sign * step)
+        values.append(model(x).square().sum())
+    parameter.add_(direction, alpha=step)
+    return (values[0] - values[1]) / (2 * step)
+
+
+def swin_attention(attention, x, shift, ids):
+    """Eq. 13-17 in a window, with Swin's own bias and the mask of shifted windows."""
+    q, k, v = attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
+    (r_q,), (r_k,), (r_v,) = (getattr(attention.rpe, f"{role}_tables") for role in ROLES[:3])
+    b = torch.einsum("whid,hijd->whij", q, r_k[:, ids])
+    b = b + torch.einsum("whjd,hijd->whij", k, r_q[:, ids])
+    e = (q @ k.mT + b) * q.shape[-1] ** -0.5
+    if attention.relative_position_bias_table is not None:
+        index = attention.relative_position_index
+        e = e + attention.relative_position_bias_table[index].permute(2, 0, 1)
+    if shift is not None:
+        e = e + shift.repeat(len(x) // len(shift), 1, 1)[:, None]
+    a = e.softmax(-1)
+    z = a @ v + torch.einsum("whij,hijd->whid", a, r_v[:, ids])
+    return attention.proj(z.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("builtin_bias", ["keep", "drop"])
+@pytest.mark.parametrize("arguments", SWINS.values(), ids=SWINS)
+def test_random_tables_in_windows(arguments, builtin_bias):
+    model = make_swin(**arguments)
+    perturb(irpe.equip(model, f"{SPEC}@clip2+unshared", builtin_bias=builtin_bias))
+    index = functools.partial(oracles.clip, beta=2)
+    for number, block in enumerate(model.layers[0].blocks):
+        (ids,), _ = oracles.bucket_ids("product", block.window_size, 0, index, 2)
+        shift = block.attn_mask
+        assert (shift is not None) == (number == 1)
+        windows = 2 * (1 if shift is None else len(shift))
+        x = torch.randn(windows, len(ids), 16)
+        expected = swin_attention(block.attn, x, shift, torch.tensor(ids))
+        torch.testing.assert_close(block.attn(x, shift), expected, rtol=1e-4, atol=1e-4)
+
+
+def image_of_patches(patches, rows, columns):
+    """Lays patches out on a grid, row by row."""
+    lines = [torch.cat(list(line), dim=-1) for line in patches.unflatten(0, (rows, columns))]
+    return torch.cat(lines, dim=-2)[None]
+
+
+def test_the_grid_is_not_guessed_from_the_number_of_tokens():
+    patches = torch.randn(7 * 28, 3, 8, 8)
+    wide, square = image_of_patches(patches, 7, 28), image_of_patches(patches, 14, 14)
+    model = make_vit(img_size=112, dynamic_img_size=True)
+    irpe.equip(model, SPEC, absolute="none")
+    torch.testing.assert_close(model(wide), model(square))  # zero tables: the order alone counts
+    perturb(model)
+    assert (model(wide) - model(square)).abs().max() > 0.01
+    for x, grid in ((wide, (7, 28)), (square, (14, 14))):
+        told = make_vit(img_size=112, dynamic_img_size=True)
+        irpe.equip(told, SPEC, grid=grid, num_prefix_tokens=1, absolute="none")
+        told.load_state_dict(model.state_dict())
+        torch.testing.assert_close(told(x), model(x), rtol=0, atol=0)
+
+
+def test_a_grid_that_does_not_fit_the_input_is_refused():
+    model = irpe.equip(make_vit(), SPEC, grid=(2, 4))
+    with pytest.raises(ValueError, match="9 tokens but q has 17"):
+        model(images())
+    model = irpe.equip(make_vit(), SPEC, num_prefix_tokens=2)
+    with pytest.raises(ValueError, match="18 tokens but q has 17"):
+        model(images())
+
+
+@pytest.mark.parametrize("size", [(224, 224), (384, 384), (224, 448)])
+def test_the_same_tables_serve_other_resolutions(size):
+    sizes = {"patch_size": 16, "embed_dim": 16}
+    model = make_vit(img_size=224, dynamic_img_size=True, **sizes)
+    plain, x = copy.deepcopy(model), images(*size)
+    with torch.no_grad():
+        torch.testing.assert_close(irpe.equip(model, SPEC)(x), plain(x))
+
+        trained = make_vit(img_size=224, dynamic_img_size=True, **sizes)
+        perturb(irpe.equip(trained, SPEC, absolute="none"))
+        trained(images(224, 224))  # another grid than the next
+        made_for_it = irpe.equip(make_vit(img_size=size, **sizes), SPEC, absolute="none")
+        made_for_it.load_state_dict(trained.state_dict())
+        torch.testing.assert_close(trained(x), made_for_it(x), rtol=0, atol=0)
+    assert irpe.summary(trained).attentions[0].grid == (size[0] // 16, size[1] // 16)
+
+
+def test_padded_inputs():
+    model = make_vit(dynamic_img_size=True, dynamic_img_pad=True)
+    x = images(13, 30)
+    expected = model(x)
+    torch.testing.assert_close(irpe.equip(model, SPEC)(x), expected)
+    assert irpe.summary(model).attentions[0].grid == (2, 4)
+
+
+@pytest.mark.parametrize("make", [make_vit, make_swin])
+def test_bfloat16(make):
+    x = images()
+    exact, plain = make()(x), make().bfloat16()(x.bfloat16())
+    out = irpe.equip(make().bfloat16(), SPEC)(x.bfloat16())
+    assert out.dtype == torch.bfloat16
+    assert (out - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-3
+
+    model = perturb(irpe.equip(make(), SPEC))
+    low = irpe.equip(make().bfloat16(), SPEC)
+    low.load_state_dict(model.state_dict())
+    expected, actual = gradients(model, x), gradients(low, x.bfloat16())
+    for name, value in expected.items():
+        assert actual[name].dtype == torch.bfloat16
+        assert (actual[name] - value).norm() <= 0.1 * value.norm() + 1e-2, name
+
+
+def test_autocast():
+    model = perturb(irpe.equip(make_vit(), SPEC))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(images())
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), model(images()), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("make", [make_vit, make_swin])
+def test_inference_first_then_training(make):
+    buckets._cached_maps.cache_clear()
+    model = perturb(irpe.equip(make(global_pool="avg"), SPEC))
+    with torch.inference_mode():
+        expected = model(images())
+    actual = gradients(model, images())
+    torch.testing.assert_close(actual["out"], expected)
+    for name, gradient in actual.items():
+        assert gradient.isfinite().all(), name
+        assert gradient.abs().max() > 1e-6, name
+
+
+@pytest.mark.parametrize("make", [make_vit, make_swin])
+def test_dropout_of_attention_is_for_training_only(make):
+    model, x = irpe.equip(make(attn_drop_rate=0.5), SPEC), images()
+    assert torch.equal(model(x), model(x))
+    model.train()
+    assert not torch.equal(model(x), model(x))
+
+
+def test_attention_masks_reach_the_attention():
+    attention = irpe.equip(make_vit(depth=1), SPEC).blocks[0].attn
+    x, mask = torch.randn(2, 17, 32), torch.rand(17, 17) > 0.3
+    expected = make_vit(depth=1).blocks[0].attn(x, attn_mask=mask)
+    torch.testing.assert_close(attention(x, attn_mask=mask), expected)
+    assert not torch.allclose(attention(x), expected, atol=1e-3)
+    with pytest.raises(ValueError, match="is_causal"):
+        attention(x, is_causal=True)
+
+
+def test_dropped_patches_are_refused():
+    model = make_vit(patch_drop_rate=0.5)
+    before = state_of(model)
+    with pytest.raises(ValueError, match="patch_drop_rate=0"):
+        irpe.equip(model, SPEC)
+    assert state_of(model) == before
+
+
+REFUSED = {
+    "beit_base_patch16_224": "Beit",
+    "eva02_tiny_patch14_224": "Eva",
+    "vit_small_patch16_dinov3": "Eva",
+    "vit_relpos_small_patch16_224": "VisionTransformerRelPos",
+    "swinv2_tiny_window8_256": "SwinTransformerV2",
+    "vit_dwee_patch16_reg1_gap_256": "VisionTransformer",
+    "vit_base_patch16_xp_224": "VisionTransformer",
+    "resnet18": "ResNet",
+}
+
+
+@pytest.mark.parametrize(("name", "kind"), REFUSED.items())
+def test_models_with_other_attentions_are_refused(name, kind):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    before = state_of(model)
+    with pytest.raises(ValueError, match=f"{kind} cannot be equipped: .* Supported are .*stock"):
+        irpe.equip(model, SPEC)
+    assert state_of(model) == before
+
+
+def sines(rows, columns, dim):
+    """Every position as loops: a share of sines, then of cosines, for the row and the column."""
+    share = dim // 4
+    waves = [10000 ** (-number / share) for number in range(share)]
+    return torch.tensor(
+        [
+            [f(place * wave) for place in position for f in (math.sin, math.cos) for wave in waves]
+            for position in itertools.product(range(rows), range(columns))
+        ]
+    )
+
+
+ABSOLUTE = ["vit", "not square", "distilled deit", "dinov2 with registers", "no prefix"]
+
+
+@pytest.mark.parametrize("absolute", ["none", "sinusoid"])
+@pytest.mark.parametrize("name", ABSOLUTE)
+def test_absolute_encodings_are_replaced(name, absolute):
+    model, expected = make_vit(**VITS[name]), make_vit(**VITS[name])
+    grid, x = model.patch_embed.grid_size, images(*size_of(model))
+    before = model(x)
+    with torch.no_grad():
+        expected.pos_embed.zero_()
+        if absolute == "sinusoid":
+            expected.pos_embed[:, -math.prod(grid) :] = sines(*grid, 32)
+    irpe.equip(model, SPEC, absolute=absolute)
+    torch.testing.assert_close(model(x), expected(x))
+    assert not torch.allclose(model(x), before, atol=1e-2)
+    assert "pos_embed" not in model.state_dict()
+    assert "pos_embed" not in dict(model.named_parameters())
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+@pytest.mark.parametrize("arguments", SWINS.values(), ids=SWINS)
+def test_a_dropped_bias_is_a_bias_of_zero(arguments):
+    model, expected = make_swin(**arguments), make_swin(**arguments)
+    x = images(*size_of(model))
+    before = model(x)
+    with torch.no_grad():
+        for name, parameter in expected.named_parameters():
+            if "relative_position_bias_table" in name:
+                parameter.zero_()
+    irpe.equip(model, SPEC, builtin_bias="drop")
+    torch.testing.assert_close(model(x), expected(x))
+    assert not torch.allclose(model(x), before, atol=1e-2)
+    assert not [name for name in model.state_dict() if "relative_position_bias_table" in name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"grid": (8, 8)}, r"\(8, 8\).*windows"),
+        ({"num_prefix_tokens": 1}, "1.*windows"),
+        ({"absolute": "sinusoid"}, "no absolute encoding"),
+    ],
+)
+def test_what_a_swin_cannot_have(arguments, message):
+    model = make_swin()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=message):
+        irpe.equip(model, SPEC, **arguments)
+    assert state_of(model) == before
+
+
+FEATURES = [
+    (make_vit, {"out_indices": [0, 1]}),
+    (make_swin, {}),
+    (make_swin, {"feature_cls": "getter"}),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments"), FEATURES)
+def test_features_only(make, arguments):
+    model = make(features_only=True, **arguments)
+    expected = model(images())
+    irpe.equip(model, SPEC)
+    for actual, plain in zip(model(images()), expected, strict=True):
+        torch.testing.assert_close(actual, plain)
+    for actual, plain in zip(perturb(model)(images()), expected, strict=True):
+        assert not torch.allclose(actual, plain, atol=1e-2)
+
+
+def test_intermediate_features_follow_the_size_of_the_input():
+    model = perturb(irpe.equip(make_vit(dynamic_img_size=True), SPEC))
+    model(images())
+    features = model.forward_intermediates(images(16, 64), intermediates_only=True)
+    assert [tuple(f.shape) for f in features] == [(2, 32, 2, 8)] * 2
+    assert irpe.summary(model).attentions[0].grid == (2, 8)
+
+
+@pytest.mark.parametrize("make", [make_vit, make_swin])
+def test_reset_classifier(make):
+    model = perturb(irpe.equip(make(), SPEC))
+    features = model.forward_features(images())
+    model.reset_classifier(7)
+    assert model(images()).shape == (2, 7)
+    assert torch.equal(model.forward_features(images()), features)
+
+
+@pytest.mark.parametrize("absolute", ["keep", "none", "sinusoid"])
+def test_set_input_size_of_a_vit(absolute):
+    model, plain = irpe.equip(make_vit(), SPEC, absolute=absolute), make_vit()
+    parameters = list(dict(model.named_parameters()))
+    x = images(16, 40)
+    for changed in (model, plain):
+        changed.set_input_size(img_size=(16, 40))
+    assert list(dict(model.named_parameters())) == parameters
+    out = model(x)
+    assert irpe.summary(model).attentions[0].grid == (2, 5)
+    with torch.no_grad():
+        if absolute == "none":
+            plain.pos_embed.zero_()
+    if absolute != "sinusoid":
+        torch.testing.assert_close(out, plain(x))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:timm.layers.interpolate")
+@pytest.mark.parametrize("builtin_bias", ["keep", "drop"])
+def test_set_input_size_of_a_swin(builtin_bias):
+    model, plain = irpe.equip(make_swin(), SPEC, builtin_bias=builtin_bias), make_swin()
+    if builtin_bias == "drop":
+        with torch.no_grad():
+            for name, parameter in plain.named_parameters():
+                if "relative_position_bias_table" in name:
+                    parameter.zero_()
+    x = images(32, 64)
+    for changed in (model, plain):
+        changed.set_input_size(img_size=(32, 64), window_size=(2, 4))
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert [a.grid for a in irpe.summary(model).attentions] == [(2, 4)] * 4
+
+
+def stock_models():
+    """The names of timm's models in files that know the two classes that are supported."""
+    for name in timm.list_models():
+        module = sys.modules[timm.models.model_entrypoint(name).__module__]
+        if {VisionTransformer, SwinTransformer} & {v for v in vars(module).values() if is_class(v)}:
+            yield name
+
+
+def is_class(value):
+    return isinstance(value, type)
+
+
+@pytest.mark.slow
+def test_every_model_of_timm_with_the_stock_attention_can_be_equipped():
+    failures, equipped = {}, 0
+    for name in stock_models():
+        with torch.device("meta"):
+            model = timm.create_model(name)
+        attentions = {type(module).__name__ for module in model.modules()}
+        if not isinstance(model, VisionTransformer | SwinTransformer):
+            continue
+        if not attentions & {"Attention", "WindowAttention"}:
+            continue
+        size = model.pretrained_cfg["input_size"]
+        try:
+            irpe.equip(model, SPEC)
+            assert model(torch.empty(1, *size, device="meta")).shape[0] == 1
+            equipped += 1
+        except Exception as error:  # all failures are wanted, by name
+            failures[name] = repr(error)
+    assert not failures, "\n".join(f"{name}: {error}" for name, error in failures.items())
+    assert equipped > 200
