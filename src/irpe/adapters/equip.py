@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -13,7 +14,7 @@ from irpe.adapters.inject import (
     Plan,
     Request,
     Undo,
-    check_not_equipped,
+    check_sites,
     choose_layers,
     encoding_of,
     inject,
@@ -70,23 +71,34 @@ def equip(
         absolute: "keep" the absolute encoding, use "none", or replace it by a fixed "sinusoid".
         builtin_bias: "keep" or "drop" the relative bias that a Swin transformer has of its own.
     """
-    spec = RPESpec.of(spec)
+    shape = None if grid is None else Grid.of(grid).shape
+    numbers = None if layers is None else _as_tuple(layers)
+    call = Equipment(RPESpec.of(spec), shape, num_prefix_tokens, numbers, absolute, builtin_bias)
+    apply_equipment(model, call)
+    return model
+
+
+def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
+    """Equips a model; closing what is returned undoes it."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {model!r} is not a torch.nn.Module")
-    if num_prefix_tokens is not None:
-        check_num_prefix_tokens(num_prefix_tokens)
-    for name, value in (("absolute", absolute), ("builtin_bias", builtin_bias)):
-        if value not in _CHOICES[name]:
-            raise ValueError(f"{name} {value!r} is not one of {', '.join(_CHOICES[name])}")
-    shape = None if grid is None else Grid.of(grid).shape
-    numbers = None if layers is None else tuple(layers)
+    if call.num_prefix_tokens is not None:
+        check_num_prefix_tokens(call.num_prefix_tokens)
+    for name, choices in _CHOICES.items():
+        if getattr(call, name) not in choices:
+            raise ValueError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")
+    request = Request(call.grid, call.num_prefix_tokens, call.absolute, call.builtin_bias)
+    plan = _find(model, request)
+    sites = choose_layers(plan.sites, call.layers)
+    check_sites(sites)
+    return inject(sites, [*plan.changes, partial(_note, model, call)], call.spec)
 
-    plan = _find(model, Request(shape, num_prefix_tokens, absolute, builtin_bias))
-    sites = choose_layers(plan.sites, numbers)
-    check_not_equipped(sites)
-    equipment = Equipment(spec, shape, num_prefix_tokens, numbers, absolute, builtin_bias)
-    inject(sites, [*plan.changes, partial(_note, model, equipment)], spec)
-    return model
+
+def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
+    try:
+        return tuple(layers)
+    except TypeError:
+        raise TypeError(f"layers {layers!r} is no list of numbers: write [{layers}]") from None
 
 
 def equipment_of(model: nn.Module) -> tuple[Equipment, ...]:

@@ -8,6 +8,7 @@ submodule `rpe` and a class whose `forward` uses it, so names in checkpoints sta
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -67,6 +68,7 @@ class Site:
         num_prefix_tokens: How many tokens stand before the patches.
         grid: Where the grid of an input comes from.
         change: What else is to be changed in it.
+        check: Raises an error if it cannot be equipped after all.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Site:
     num_prefix_tokens: int
     grid: GridSource
     change: Change | None = None
+    check: Callable[[], None] | None = None
 
 
 @dataclass
@@ -92,8 +95,12 @@ class Plan:
     changes: list[Change] = field(default_factory=list[Change])
 
 
-def inject(sites: Sequence[Site], changes: Sequence[Change], spec: RPESpec) -> None:
-    """Equips the attentions and makes the changes; undoes everything if anything fails."""
+def inject(sites: Sequence[Site], changes: Sequence[Change], spec: RPESpec) -> ExitStack:
+    """Equips the attentions and makes the changes; undoes everything if anything fails.
+
+    Returns:
+        What undoes it all when it is closed.
+    """
     # Tables made in inference mode could never be trained.
     with torch.inference_mode(False), ExitStack() as undo:
         encodings = [_make_encoding(site, spec) for site in sites]  # fails before any change
@@ -103,14 +110,13 @@ def inject(sites: Sequence[Site], changes: Sequence[Change], spec: RPESpec) -> N
                 undo.callback(site.change())
         for change in changes:
             undo.callback(change())
-        undo.pop_all()
+        return undo.pop_all()
 
 
-def choose_layers(sites: Sequence[Site], layers: Iterable[int] | None) -> list[Site]:
+def choose_layers(sites: Sequence[Site], layers: Sequence[int] | None) -> list[Site]:
     """Returns the attentions with these numbers, counted from the input; all if `None`."""
     if layers is None:
         return list(sites)
-    layers = list(layers)
     known = range(-len(sites), len(sites))
     wrong = [n for n in layers if isinstance(n, bool) or not isinstance(n, int) or n not in known]
     if wrong or not layers:
@@ -122,14 +128,25 @@ def choose_layers(sites: Sequence[Site], layers: Iterable[int] | None) -> list[S
     return [sites[n] for n in numbers]
 
 
-def check_not_equipped(sites: Iterable[Site]) -> None:
-    """Raises an error if an attention has an encoding already."""
+def check_sites(sites: Iterable[Site]) -> None:
+    """Raises an error if an attention has an encoding already, or cannot have one."""
+    sites = list(sites)
     equipped = [site.name for site in sites if is_equipped(site.attention)]
     if equipped:
         raise ValueError(
             f"already equipped: {', '.join(equipped)}; start from a plain model, or choose other "
             "layers"
         )
+    for site in sites:
+        stock_class: Any = site.equipped_class.__base__
+        if type(site.attention).forward is not stock_class.forward:
+            raise ValueError(
+                f"{site.name} is a {type(site.attention).__qualname__} with a forward of its own, "
+                "which the encoding would replace: leave it out with layers=, or call "
+                "irpe.RelativePositionEncoding in it (docs/adapters.md)"
+            )
+        if site.check is not None:
+            site.check()
 
 
 def is_equipped(module: nn.Module) -> bool:
@@ -172,14 +189,20 @@ def _equip_one(site: Site, encoding: RelativePositionEncoding) -> Undo:
     return undo
 
 
-def replace_parameter_by_buffer(module: nn.Module, name: str, values: torch.Tensor) -> Undo:
+def replace_by_buffer(module: nn.Module, name: str, values: torch.Tensor) -> Undo:
     """Puts fixed values where a module has a learned tensor; they are not saved with the model."""
-    learned = module._parameters.pop(name)
+    kinds: list[dict[str, Any]] = [module._parameters, module._buffers]
+    before = [(kind, kind[name]) for kind in kinds if name in kind]
+    was_saved = name not in module._non_persistent_buffers_set
+    for kind, _ in before:
+        del kind[name]
     module.register_buffer(name, values, persistent=False)
 
     def undo() -> None:
         del module._buffers[name]
-        module._non_persistent_buffers_set.discard(name)
-        module._parameters[name] = learned
+        if was_saved:
+            module._non_persistent_buffers_set.discard(name)
+        for kind, tensor in before:
+            kind[name] = tensor
 
     return undo

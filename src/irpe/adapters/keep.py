@@ -9,8 +9,11 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import safetensors.torch
@@ -18,11 +21,13 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from irpe.adapters.equip import ADAPTERS, Equipment, equip, equipment_of
+from irpe.adapters.equip import ADAPTERS, Equipment, apply_equipment, equipment_of
 from irpe.core.spec import RPESpec
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
+# Attributes that do not make another model: the state that a module is in, and what equip added.
+_PASSING = {"training", "grad_checkpointing", "enable_nested_tensor"}
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -45,7 +50,10 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "equipment": [{**asdict(call), "spec": str(call.spec)} for call in equipment],
         "host": _describe(model),
     }
-    tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    tensors = {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in model.state_dict().items()
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
         written, replaced = Path(scratch, "new"), Path(scratch, "old")
@@ -54,7 +62,12 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         (written / _DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
         if path.exists():
             path.rename(replaced)
-        written.rename(path)
+        try:
+            written.rename(path)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(path)
+            raise
 
 
 def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -70,13 +83,19 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     tensors = _read_tensors(path / _TENSORS)
     if model is None:
         model = _build(description["host"], path)
-    try:
-        calls = [_equipment(call) for call in description["equipment"]]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path / _DESCRIPTION} is damaged: {error}") from error
-    for call in calls:
-        equip(model, **vars(call))
-    _check_tensors(model, tensors, path)
+        dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+        model = model.to(dtypes.pop()) if len(dtypes) == 1 else model
+    with ExitStack() as undo:
+        try:
+            calls = [_equipment(call) for call in description["equipment"]]
+            for call in calls:
+                undo.push(apply_equipment(model, call))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path / _DESCRIPTION} does not fit: {error}") from error
+        if not calls:
+            raise ValueError(f"{path / _DESCRIPTION} is damaged: it names no encoding")
+        _check_tensors(model, tensors, path)
+        undo.pop_all()
     model.load_state_dict(tensors)
     return model.eval()
 
@@ -97,10 +116,28 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
         with torch.device("meta"):
             twin = _build(host, Path())
         for call in equipment_of(model):
-            equip(twin, **vars(call))
-        if repr(twin) == repr(model) and _shapes(twin) == _shapes(model):
+            apply_equipment(twin, call)
+        if _structure(twin) == _structure(model) and _layout(twin) == _layout(model):
             return host
     return None
+
+
+def _structure(model: nn.Module) -> dict[str, tuple[object, ...]]:
+    """Returns what the modules of a model are, besides their tensors."""
+    return {
+        name: (type(module), {k: v for k, v in vars(module).items() if _tells(k, v)})
+        for name, module in model.named_modules()
+    }
+
+
+def _tells(name: str, value: object) -> bool:
+    is_plain = isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
+    return is_plain and name not in _PASSING
+
+
+def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:
+    """Returns the shapes of a model's tensors, and whether they lie in memory as usual."""
+    return {name: (x.shape, x.is_contiguous()) for name, x in model.state_dict().items()}
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -113,12 +150,12 @@ def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
             f"{path} holds a model that cannot be built from its description alone: build the "
             "plain model and pass it, irpe.load_equipped(path, model=plain)"
         )
-    library = host.get("library")
-    if library not in ADAPTERS:
+    try:
+        return importlib.import_module(ADAPTERS[host["library"]]).build(host["arguments"])
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path} holds a model of {library!r}, which is not one of {', '.join(ADAPTERS)}"
-        )
-    return importlib.import_module(ADAPTERS[library]).build(host["arguments"])
+            f"{path / _DESCRIPTION} describes no model of {', '.join(ADAPTERS)}: {error!r}"
+        ) from error
 
 
 def _read_description(path: Path) -> dict[str, Any]:

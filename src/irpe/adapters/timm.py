@@ -10,6 +10,7 @@ from timm.layers.drop import DropPath
 from timm.models.swin_transformer import SwinTransformer, WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from irpe.adapters.inject import (
     GridSource,
@@ -19,7 +20,7 @@ from irpe.adapters.inject import (
     Undo,
     encoding_of,
     grid_of,
-    replace_parameter_by_buffer,
+    replace_by_buffer,
 )
 from irpe.core.sinusoid import sinusoid
 
@@ -65,7 +66,7 @@ class RPEWindowAttention(WindowAttention):
             k,
             v,
             grid=self.window_size,
-            attn_mask=self._mask(mask, len(x)),
+            attn_mask=self._mask(mask, x.shape[0]),
             dropout_p=dropout_p,
             scale=self.scale,
         )
@@ -109,15 +110,55 @@ class RecordGrid:
         self.source.grid = (height, width)
 
 
+class RecallGrid:
+    """A hook on the blocks that knows the grid again when gradient checkpointing repeats them.
+
+    The tokens that enter a block belong to one input. Checkpointing hands the same tokens to the
+    first block that it repeats, maybe after the model has seen an input with another grid.
+
+    Args:
+        source: Where the attentions look the grid up.
+    """
+
+    def __init__(self, source: GridSource) -> None:
+        self.source = source
+        self.grids = WeakIdKeyDictionary()
+
+    def __call__(self, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Notes the grid of the tokens, or recalls it."""
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        self.source.grid = self.grids.setdefault(inputs[0], self.source.grid)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RecallGrid, (self.source,)
+
+
+class SetInputSize:
+    """Stands for a model's own `set_input_size`, which would learn an absolute encoding again.
+
+    Args:
+        vit: The model.
+        absolute: What it has in the place of its absolute encoding.
+    """
+
+    def __init__(self, vit: VisionTransformer, absolute: str) -> None:
+        self.vit, self.absolute = vit, absolute
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Changes the size of the input."""
+        type(self.vit).set_input_size(self.vit, *args, **kwargs)
+        _put_absolute(self.vit, self.absolute)
+
+
 def plan(model: nn.Module, request: Request) -> Plan:
     """Returns the attentions of all timm transformers in a model, and what else changes."""
     found = Plan()
     for name, module in model.named_modules():
-        prefix = f"{name}." if name else ""
         if isinstance(module, VisionTransformer):
-            _plan_vit(found, module, prefix, request)
-        elif isinstance(module, SwinTransformer):
-            _plan_swin(found, module, prefix, request)
+            _plan_vit(found, module, f"{name}." if name else "", request)
+        elif isinstance(module, WindowAttention):
+            _plan_window(found, module, name, request)
     return found
 
 
@@ -143,12 +184,30 @@ def _plan_vit(found: Plan, vit: VisionTransformer, prefix: str, request: Request
                 )
             )
     if request.grid is None:
-        found.changes.append(partial(_record_grid, vit.patch_embed, source))
+        found.changes.append(partial(_follow_grid, vit, source))
     if request.absolute != "keep":
         found.changes.append(partial(_replace_absolute, vit, request.absolute))
 
 
-def _plan_swin(found: Plan, swin: SwinTransformer, prefix: str, request: Request) -> None:
+def _plan_window(found: Plan, attention: WindowAttention, name: str, request: Request) -> None:
+    drops_bias = request.builtin_bias == "drop"
+    window: Any = attention.window_size
+    found.sites.append(
+        Site(
+            name=name,
+            attention=attention,
+            equipped_class=RPEWindowAttention,
+            num_heads=attention.num_heads,
+            head_dim=attention.qkv.out_features // (3 * attention.num_heads),
+            num_prefix_tokens=0,
+            grid=GridSource((window[0], window[1])),
+            change=partial(_drop_bias, attention) if drops_bias else None,
+            check=partial(_check_window, request),
+        )
+    )
+
+
+def _check_window(request: Request) -> None:
     if request.grid is not None or request.num_prefix_tokens:
         raise ValueError(
             f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
@@ -159,26 +218,21 @@ def _plan_swin(found: Plan, swin: SwinTransformer, prefix: str, request: Request
             "absolute 'sinusoid': a Swin transformer has no absolute encoding to replace; use "
             "'keep' or 'none'"
         )
-    for name, attention in swin.layers.named_modules(prefix=f"{prefix}layers"):
-        if isinstance(attention, WindowAttention):
-            window: Any = attention.window_size
-            drops_bias = request.builtin_bias == "drop"
-            found.sites.append(
-                Site(
-                    name=name,
-                    attention=attention,
-                    equipped_class=RPEWindowAttention,
-                    num_heads=attention.num_heads,
-                    head_dim=attention.qkv.out_features // (3 * attention.num_heads),
-                    num_prefix_tokens=0,
-                    grid=GridSource((window[0], window[1])),
-                    change=partial(_drop_bias, attention) if drops_bias else None,
-                )
-            )
 
 
-def _record_grid(embedding: nn.Module, source: GridSource) -> Undo:
-    return embedding.register_forward_hook(RecordGrid(source)).remove
+def _follow_grid(vit: VisionTransformer, source: GridSource) -> Undo:
+    blocks: Any = vit.blocks
+    recall = RecallGrid(source)
+    handles = [
+        vit.patch_embed.register_forward_hook(RecordGrid(source)),
+        *(block.register_forward_pre_hook(recall) for block in blocks),
+    ]
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return undo
 
 
 def _drop_bias(attention: WindowAttention) -> Undo:
@@ -189,17 +243,36 @@ def _drop_bias(attention: WindowAttention) -> Undo:
 
 
 def _replace_absolute(vit: VisionTransformer, absolute: str) -> Undo:
-    """Puts zeros or sines in the place of the learned encoding."""
-    learned = vit.pos_embed
-    if learned is None:
+    """Puts zeros or sines in the place of the learned encoding, for good."""
+    undo_values = _put_absolute(vit, absolute)
+    before = vit.__dict__.get("set_input_size")
+    vit.__dict__["set_input_size"] = SetInputSize(vit, absolute)
+
+    def undo() -> None:
+        undo_values()
+        del vit.__dict__["set_input_size"]
+        if before is not None:
+            vit.__dict__["set_input_size"] = before
+
+    return undo
+
+
+def _put_absolute(vit: VisionTransformer, absolute: str) -> Undo:
+    if vit.pos_embed is None:
         raise ValueError(
             f"absolute {absolute!r}: the model has no absolute encoding to replace; use 'keep'"
         )
-    values = torch.zeros_like(learned)
+    values = torch.zeros_like(vit.pos_embed.detach())
     if absolute == "sinusoid":
         patches = sinusoid(vit.patch_embed.grid_size, vit.embed_dim)
         values[:, -len(patches) :] = patches.to(values)
-    return replace_parameter_by_buffer(vit, "pos_embed", values)
+    return replace_by_buffer(vit, "pos_embed", values)
+
+
+_ARGUMENTS = {
+    "model_name", "num_classes", "in_chans", "img_size", "global_pool", "drop_path_rate", "depth",
+    "embed_dim", "num_heads", "patch_size", "dynamic_img_size",
+}  # fmt: skip
 
 
 def describe(model: nn.Module) -> dict[str, Any] | None:
@@ -207,23 +280,24 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
     if not isinstance(model, VisionTransformer | SwinTransformer):
         return None
     config: Any = getattr(model, "pretrained_cfg", None) or {}
-    if not config.get("architecture"):
+    attentions = [m for m in model.modules() if isinstance(m, Attention | WindowAttention)]
+    if not config.get("architecture") or not attentions:
         return None
     embedding: Any = model.patch_embed
+    rates = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
     arguments = {
         "model_name": config["architecture"],
         "num_classes": model.num_classes,
         "in_chans": model.in_chans,
         "img_size": embedding.img_size,
-        "global_pool": model.global_pool if isinstance(model, VisionTransformer) else "avg",
-        "drop_path_rate": max(_drop_path_rates(model), default=0.0),
+        "drop_path_rate": max(rates, default=0.0),
     }
     if isinstance(model, VisionTransformer):
-        blocks: Any = model.blocks
         arguments |= {
-            "depth": len(blocks),
+            "global_pool": model.global_pool,
+            "depth": len(model.blocks),
             "embed_dim": model.embed_dim,
-            "num_heads": blocks[0].attn.num_heads,
+            "num_heads": attentions[0].num_heads,
             "patch_size": embedding.patch_size[0],
             "dynamic_img_size": model.dynamic_img_size,
         }
@@ -231,9 +305,8 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
 
 
 def build(arguments: dict[str, Any]) -> nn.Module:
-    """Returns the plain model of a description."""
+    """Returns the plain model of a description: no other argument of timm's gets through."""
+    unknown = sorted(set(arguments) - _ARGUMENTS)
+    if unknown or not timm.is_model(arguments["model_name"]):
+        raise ValueError(f"{unknown or arguments['model_name']} is no part of a timm model")
     return timm.create_model(**arguments)
-
-
-def _drop_path_rates(model: nn.Module) -> list[float]:
-    return [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]

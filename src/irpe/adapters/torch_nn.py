@@ -1,9 +1,11 @@
 """torch.nn: MultiheadAttention, alone and in TransformerEncoderLayer and TransformerEncoder."""
 
 from functools import partial
+from types import NoneType
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from irpe.adapters.inject import GridSource, Plan, Request, Site, Undo, encoding_of, grid_of
@@ -29,10 +31,12 @@ class RPEMultiheadAttention(nn.MultiheadAttention):
                 "query, key and value differ: an encoding relates the tokens of one grid to each "
                 "other; leave cross-attention out with layers="
             )
+        if is_causal and attn_mask is None:
+            raise ValueError("is_causal=True is a hint about attn_mask: pass the mask too")
         is_batched = query.ndim == 3
         x = query if is_batched else query.unsqueeze(0)
         x = x if self.batch_first or not is_batched else x.transpose(0, 1)
-        qkv = nn.functional.linear(x, self.in_proj_weight, self.in_proj_bias)
+        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
         qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
@@ -62,7 +66,6 @@ def plan(model: nn.Module, request: Request) -> Plan:
     for name, attention in model.named_modules():
         if not isinstance(attention, nn.MultiheadAttention) or id(attention) in in_decoders:
             continue
-        _check(attention, name, request)
         found.sites.append(
             Site(
                 name=name or "the model itself",
@@ -73,8 +76,12 @@ def plan(model: nn.Module, request: Request) -> Plan:
                 num_prefix_tokens=request.num_prefix_tokens or 0,
                 grid=source,
                 change=partial(_leave_fast_path, attention),
+                check=partial(_check, attention, name, request),
             )
         )
+    for encoder in model.modules():
+        if isinstance(encoder, nn.TransformerEncoder):
+            found.changes.append(partial(_keep_padding, encoder))
     return found
 
 
@@ -107,6 +114,13 @@ def _leave_fast_path(attention: nn.MultiheadAttention) -> Undo:
     """
     attention._qkv_same_embed_dim = False
     return partial(setattr, attention, "_qkv_same_embed_dim", True)
+
+
+def _keep_padding(encoder: nn.TransformerEncoder) -> Undo:
+    """Makes an encoder leave padded tokens where they are: without them there is no grid."""
+    before = encoder.use_nested_tensor
+    encoder.use_nested_tensor = False
+    return partial(setattr, encoder, "use_nested_tensor", before)
 
 
 def _combined_mask(
@@ -144,25 +158,29 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
             "batch_first": model.batch_first,
         }
     if isinstance(model, nn.TransformerEncoderLayer):
+        names: dict[Any, str] = {F.relu: "relu", F.gelu: "gelu"}
+        if model.activation not in names:
+            return None
         return {
             "kind": "TransformerEncoderLayer",
             "d_model": model.self_attn.embed_dim,
             "nhead": model.self_attn.num_heads,
             "dim_feedforward": model.linear1.out_features,
             "dropout": model.dropout.p,
-            "activation": getattr(model.activation, "__name__", None),
+            "activation": names[model.activation],
             "layer_norm_eps": model.norm1.eps,
             "batch_first": model.self_attn.batch_first,
             "norm_first": model.norm_first,
             "bias": model.linear1._parameters["bias"] is not None,
         }
-    if isinstance(model, nn.TransformerEncoder) and (
-        model.norm is None or isinstance(model.norm, nn.LayerNorm)
-    ):
+    if isinstance(model, nn.TransformerEncoder) and isinstance(model.norm, nn.LayerNorm | NoneType):
+        layers = [describe(layer) for layer in model.layers]
+        if layers[0] is None or any(layer != layers[0] for layer in layers):
+            return None
         return {
             "kind": "TransformerEncoder",
-            "layer": describe(model.layers[0]),
-            "num_layers": len(model.layers),
+            "layer": layers[0],
+            "num_layers": len(layers),
             "norm_eps": None if model.norm is None else model.norm.eps,
         }
     return None
