@@ -192,17 +192,17 @@ def _equip_one(site: Site, encoding: RelativePositionEncoding) -> Undo:
 def replace_by_buffer(module: nn.Module, name: str, values: torch.Tensor) -> Undo:
     """Puts fixed values where a module has a learned tensor; they are not saved with the model."""
     kinds: list[dict[str, Any]] = [module._parameters, module._buffers]
-    before = [(kind, kind[name]) for kind in kinds if name in kind]
+    before = [dict(kind) for kind in kinds]  # in their order, which optimizers go by
     was_saved = name not in module._non_persistent_buffers_set
-    for kind, _ in before:
-        del kind[name]
+    for kind in kinds:
+        kind.pop(name, None)
     module.register_buffer(name, values, persistent=False)
 
     def undo() -> None:
-        del module._buffers[name]
         if was_saved:
             module._non_persistent_buffers_set.discard(name)
-        for kind, tensor in before:
-            kind[name] = tensor
+        for kind, items in zip(kinds, before, strict=True):
+            kind.clear()
+            kind.update(items)
 
     return undo
