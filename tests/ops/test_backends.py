@@ -102,6 +102,8 @@ def test_auto_can_be_asked_and_explicit_requests_are_kept(monkeypatch):
     assert automatic_impl(small, cross) == "fused"
     assert automatic_impl(large, cross) == "folded"
     assert automatic_impl(large, product) == "fused"
+    many = bucket_maps("cross-contextual-k", (5, 4))
+    assert automatic_impl(large, many) == "fused"
     for name in IMPLEMENTATIONS:
         called = []
         monkeypatch.setitem(IMPLEMENTATIONS, name, lambda *_, called=called: called.append(1))

@@ -107,12 +107,13 @@ def automatic_impl(q: Tokens, maps: Sequence[BucketMap]) -> str:
     """Returns the implementation that "auto" stands for, given these queries and maps.
 
     Exporters get operations that they know. Maps that depend on one axis each are folded into the
-    head dimensions where the weights are too many to be kept for the backward pass: there it takes
-    less time. Everything else is fused.
+    head dimensions where that pays: where the weights are too many to be kept for the backward pass
+    and the extra dimensions are no more than those of a head. Everything else is fused.
     """
     if torch.compiler.is_exporting():
         return "efficient"
-    if folded.is_possible(maps) and not fused.weights_are_small(q):
+    extra = folded.num_extra_dimensions(maps)
+    if extra is not None and extra <= q.shape[-1] and not fused.weights_are_small(q):
         return "folded"
     return "fused"
 

@@ -52,9 +52,11 @@ def attention(
     return z
 
 
-def is_possible(maps: Sequence[BucketMap]) -> bool:
-    """Tells whether the maps depend on one axis each."""
-    return all(bucket_map.groups is not None for bucket_map in maps)
+def num_extra_dimensions(maps: Sequence[BucketMap]) -> int | None:
+    """Returns how many dimensions one role of tables adds, or `None` if maps have several axes."""
+    if any(bucket_map.representatives is None for bucket_map in maps):
+        return None
+    return sum(len(m.representatives) for m in maps if m.representatives is not None)
 
 
 def _split(bucket_map: BucketMap) -> tuple[Tensor, Tensor, Tensor]:
