@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from irpe.adapters import equip
+
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", "docs/adapters.md", "docs/mathematics.md", "docs/performance.md"]
 
@@ -36,3 +38,12 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     code = (ROOT / "examples/finetune.py").read_text()
     exec(compile(code, "examples/finetune.py", "exec"), {})
     assert "saved to ./finetuned" in capsys.readouterr().out
+
+
+def test_the_table_of_hosts_names_what_can_be_equipped_and_is_tested():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    rows = [line for line in lines if line.startswith(("| timm", "| torch.nn"))]
+    named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)}
+    assert named == set(re.findall(r"[A-Z][a-z]+[A-Z]\w+", equip._SUPPORTED))
+    tests = "".join(path.read_text() for path in (ROOT / "tests/adapters").glob("*.py"))
+    assert all(name.removesuffix("Transformer") in tests for name in named)
