@@ -64,7 +64,7 @@ def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _num_owners(ids: Ids, owner: str) -> int:
+def _num_owners(ids: Ids, owner: str) -> int | torch.SymInt:
     return {"query": ids.shape[0], "key": ids.shape[1], "nobody": 1}[owner]
 
 
