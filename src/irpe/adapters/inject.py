@@ -5,7 +5,7 @@ tables and the grid. An equipped attention is the same object with the same para
 submodule `rpe` and a class whose `forward` uses it, so names in checkpoints stay what they were.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,9 +128,8 @@ def choose_layers(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
     return [sites[n] for n in numbers]
 
 
-def check_sites(sites: Iterable[Site]) -> None:
+def check_sites(sites: Sequence[Site]) -> None:
     """Raises an error if an attention has an encoding already, or cannot have one."""
-    sites = list(sites)
     equipped = [site.name for site in sites if is_equipped(site.attention)]
     if equipped:
         raise ValueError(

@@ -35,7 +35,7 @@ def rpe_attention(
     scale: float | None = None,
     impl: str = "auto",
 ) -> Tokens:
-    """Returns attention with relative position encodings, Eq. 5, 6 and 13-17.
+    """Returns attention with relative position encodings, Eq. 5 and 13-17.
 
     Args:
         q: Queries, as they enter the dot product.
