@@ -20,6 +20,8 @@ from irpe.ops.attention import (
 )
 from irpe.ops.flops import register_flop_formulas
 
+__version__ = "0.1.0"
+
 __all__ = [
     "BucketMap",
     "Clip",

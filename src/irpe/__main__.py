@@ -1,0 +1,5 @@
+"""`python -m irpe` is the program `irpe`."""
+
+from irpe.cli.main import main
+
+main()

@@ -1,0 +1,31 @@
+"""The commands, in the order in which `irpe --help` lists them."""
+
+import typer
+
+import irpe
+
+app = typer.Typer(
+    name="irpe",
+    help="Image relative position encodings for vision transformers.",
+    epilog="IRPE_TRACEBACK=1 shows the whole traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="markdown",
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        typer.echo(f"irpe {irpe.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(  # pyright: ignore[reportUnusedFunction]
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+) -> None:
+    """Image relative position encodings for vision transformers."""

@@ -1,0 +1,20 @@
+"""The program `irpe`: one subcommand a file, errors in one line."""
+
+import os
+import sys
+
+from irpe.extras import require
+
+
+def main() -> None:
+    """Runs the program; an error that the user can mend is one line, not a traceback."""
+    try:
+        require("typer", "cli")
+        require("rich", "cli")
+        from irpe.cli.app import app
+
+        app(prog_name="irpe")
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        if os.environ.get("IRPE_TRACEBACK"):
+            raise
+        sys.exit(f"irpe: {error}")

@@ -1,0 +1,1 @@
+"""Parameters, multiply-accumulates, latency and memory of a model."""

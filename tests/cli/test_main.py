@@ -1,0 +1,30 @@
+"""The program as a whole: help, version, errors."""
+
+import subprocess
+import sys
+
+import pytest
+
+from irpe.extras import require
+
+pytest.importorskip("typer", reason="needs the extra 'cli'")
+
+
+def irpe(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "irpe", *arguments], capture_output=True, text=True
+    )
+
+
+def test_version():
+    done = irpe("--version")
+    assert (done.returncode, done.stdout) == (0, "irpe 0.1.0\n")
+
+
+def test_no_arguments_show_the_help():
+    assert "Usage: irpe" in irpe().stdout
+
+
+def test_a_missing_package_is_asked_for_by_its_extra():
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'irpe\[viz\]'"):
+        require("no_such_package_at_all", "viz")
