@@ -27,7 +27,7 @@ from irpe.core.spec import RPESpec
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
 # Attributes that do not make another model: they are the state that a module is in.
-_PASSING = {"training", "grad_checkpointing", "enable_nested_tensor"}
+_PASSING = {"training", "grad_checkpointing", "enable_nested_tensor", "_is_accelerate_prepared"}
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -3,6 +3,7 @@
 import typer
 
 import irpe
+from irpe.cli import train
 
 app = typer.Typer(
     name="irpe",
@@ -14,6 +15,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",
 )
+
+app.command(epilog=train.EPILOG)(train.train)
 
 
 def _print_version(value: bool) -> None:

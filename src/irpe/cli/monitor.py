@@ -1,0 +1,72 @@
+"""A progress bar for a run: how far, how fast, how long still; a line for each epoch."""
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from irpe.train.config import TrainConfig
+
+
+class ProgressMonitor:
+    """Shows a run in a terminal; elsewhere only the lines of the epochs.
+
+    Args:
+        is_shown: Whether this process shows anything.
+    """
+
+    def __init__(self, is_shown: bool = True) -> None:
+        self.console = Console(stderr=True, quiet=not is_shown, highlight=False)
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]:.3f}"),
+            TextColumn("{task.fields[rate]}/s"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self.console,
+            disable=not is_shown or not sys.stderr.isatty(),
+        )
+        self.epochs, self.task = 0, TaskID(0)
+        self.first = 0
+
+    def __enter__(self) -> "ProgressMonitor":
+        self.progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.progress.stop()
+
+    def start(self, config: TrainConfig, steps: int, done: int) -> None:
+        """Begins a bar over all steps of a run."""
+        self.epochs, self.first = config.epochs, done
+        self.task = self.progress.add_task(
+            "training", total=steps * config.epochs, completed=done, loss=float("nan"), rate="-"
+        )
+
+    def step(self, done: int, loss: float, num_images: int) -> None:
+        """Moves the bar."""
+        task = self.progress.tasks[0]
+        seconds = task.elapsed or 0.0
+        rate = f"{(done - self.first) * num_images / seconds:.0f} images" if seconds else "-"
+        self.progress.update(self.task, completed=done, loss=loss, rate=rate)
+
+    def epoch(self, row: dict[str, float]) -> None:
+        """Prints the numbers of an epoch."""
+        shown: dict[str, Any] = {name: f"{value:.3f}" for name, value in row.items()}
+        self.console.print(
+            f"epoch {int(row['epoch']):>3}/{self.epochs}  train loss {shown['train_loss']}  val loss "
+            f"{shown['val_loss']}  top-1 {row['top1']:5.2f}  top-5 {row['top5']:5.2f}  "
+            f"{row['seconds']:.0f} s",
+            soft_wrap=True,
+        )

@@ -1,0 +1,1 @@
+"""Training and evaluation: data, loop, checkpoints, runs and ablations."""

@@ -1,0 +1,107 @@
+"""The model of a configuration: built by timm, equipped, and filled with weights to start from."""
+
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import timm
+import torch
+from safetensors import SafetensorError
+from timm.layers import resample_abs_pos_embed
+from torch import Tensor, nn
+
+from irpe.adapters.equip import equip
+from irpe.train.config import TrainConfig
+
+Weights = dict[str, Tensor]
+
+
+def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
+    """Returns the model to train; its random start follows from torch's random numbers.
+
+    Args:
+        config: The configuration.
+        num_classes: The classes of the data.
+    """
+    arguments: dict[str, Any] = {
+        "img_size": config.image_size,
+        "in_chans": config.channels,
+        "num_classes": num_classes,
+        "drop_path_rate": config.drop_path,
+        **config.model_args,
+    }
+    if config.encoding is None and config.absolute == "none":
+        arguments["pos_embed"] = "none"
+    try:
+        model = timm.create_model(config.model, config.initial == "pretrained", **arguments)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"model {config.model!r} with {arguments}: {error}") from error
+    if config.encoding is not None:
+        equip(model, config.encoding, absolute=config.absolute, builtin_bias=config.builtin_bias)
+    if config.initial is not None and config.initial != "pretrained":
+        start_from(model, read_weights(Path(config.initial)), config.initial)
+    return model
+
+
+def read_weights(path: Path) -> Weights:
+    """Returns the weights in a run, an equipped model or a file; nothing in it is executed.
+
+    Args:
+        path: A run's or an equipped model's directory, a .safetensors file, or a file of torch's.
+    """
+    for place in (path / "model" / "model.safetensors", path / "model.safetensors"):
+        path = place if place.is_file() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is no finished run, no equipped model and no file")
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, or holds more than weights: {error}") from error
+    except Exception as error:  # pickle's own errors have no common class
+        raise ValueError(f"{path} holds more than weights: {error}") from error
+    return content.get("model", content)
+
+
+def start_from(model: nn.Module, weights: Weights, name: str) -> None:
+    """Fills a model with weights of another size or other classes, as far as they fit.
+
+    The learned absolute encoding is resampled to the new grid, a head for other classes is left
+    at its random start, tables that the weights do not have stay zero. All else must fit.
+
+    Args:
+        model: The model.
+        weights: The weights.
+        name: What to call them in errors.
+    """
+    own = model.state_dict()
+    weights = {key: value for key, value in weights.items() if not _is_replaced(key, own)}
+    if "pos_embed" in weights and weights["pos_embed"].shape != own["pos_embed"].shape:
+        weights["pos_embed"] = _resample(model, weights["pos_embed"])
+    heads = {key for key in own if key.split(".")[0] in ("head", "head_dist")}
+    fresh = {key for key in heads if key in weights and weights[key].shape != own[key].shape}
+    fresh |= heads - set(weights)
+    fresh |= {key for key in own if ".rpe." in key and key not in weights}
+    wrong = [key for key in own if key not in fresh and not _fits(weights.get(key), own[key])]
+    wrong += [key for key in weights if key not in own]
+    if wrong:
+        raise ValueError(
+            f"{name} does not fit the model in {len(wrong)} tensors, the first is {wrong[0]}: "
+            f"choose the model and the encoding that it was made with"
+        )
+    model.load_state_dict({**own, **{k: v for k, v in weights.items() if k not in fresh}})
+
+
+def _is_replaced(key: str, own: Weights) -> bool:
+    return key == "pos_embed" and key not in own  # by none or a sinusoid
+
+
+def _fits(weight: Tensor | None, own: Tensor) -> bool:
+    return weight is not None and weight.shape == own.shape
+
+
+def _resample(model: Any, pos_embed: Tensor) -> Tensor:
+    size = model.patch_embed.grid_size
+    prefix = model.pos_embed.shape[1] - size[0] * size[1]
+    return resample_abs_pos_embed(pos_embed, list(size), num_prefix_tokens=prefix)

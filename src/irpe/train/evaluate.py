@@ -1,0 +1,78 @@
+"""Top-1 and top-5 of a classifier, each image counted once however many processes there are."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from irpe.train.loading import Batch, Batches, EveryImage, Images, make_loader
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a model does.
+
+    Args:
+        top1: Percent of images whose class comes first.
+        top5: Percent of images whose class is among the first five.
+        loss: The mean cross-entropy.
+        num_images: The images that count.
+        num_broken: The images that could not be read, which do not.
+    """
+
+    top1: float
+    top5: float
+    loss: float
+    num_images: int
+    num_broken: int
+
+
+def evaluate(
+    model: nn.Module,
+    images: Images,
+    accelerator: Accelerator,
+    batch_size: int = 256,
+    workers: int = 0,
+    change: Callable[[Tensor], Tensor] | None = None,
+) -> Score:
+    """Returns the score of a model on images; the model is in eval mode afterwards.
+
+    Args:
+        model: The model, on the accelerator's device.
+        images: The images, with their labels.
+        accelerator: Tells which process this is.
+        batch_size: Images at a time.
+        workers: Processes that read images.
+        change: What becomes of a batch of images before the model sees it.
+    """
+    share = EveryImage(len(images.source), accelerator.num_processes, accelerator.process_index)
+    loader = make_loader(images, Batches(share, 0, batch_size, drops_last=False), workers)
+    sums = torch.zeros(5, dtype=torch.float64)
+    model.eval()
+    with torch.no_grad(), accelerator.autocast():
+        for batch in map(Batch._make, loader):
+            pixels = batch.images.to(accelerator.device)
+            logits = model(pixels if change is None else change(pixels))
+            sums += _count(logits.float().cpu(), batch)
+    return _score(accelerator.reduce(sums.to(accelerator.device), "sum"))
+
+
+def _count(logits: Tensor, batch: Batch) -> Tensor:
+    """Returns hits among the first, hits among five, summed loss, images, broken images."""
+    counts = ~batch.broken
+    logits, labels = logits[counts], batch.labels[counts]
+    ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    loss = functional.cross_entropy(logits, labels, reduction="sum")
+    numbers = ranked[:, 0].sum(), ranked.sum(), loss, counts.sum(), batch.broken.sum()
+    return torch.stack([number.double() for number in numbers])
+
+
+def _score(sums: Any) -> Score:
+    top1, top5, loss, count, broken = sums.tolist()
+    if not count:
+        raise ValueError("no image could be read: nothing to evaluate")
+    return Score(100 * top1 / count, 100 * top5 / count, loss / count, int(count), int(broken))

@@ -1,0 +1,269 @@
+"""Images with labels, wherever they are kept: folders, tar files, idx files, timm's data sets."""
+
+import gzip
+import lzma
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+EMBEDDED = Path(__file__).parent / "fashion_mnist"
+_SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "test", "t10k"),
+}
+_BY_NAME = ("torch/", "hfds/")
+# What Pillow raises for a file that is no image or only a part of one.
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+
+
+class BrokenImageError(ValueError):
+    """An image that cannot be read."""
+
+
+class Source(Protocol):
+    """Images that can be read one by one."""
+
+    classes: Sequence[str]
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Returns an image and the number of its class."""
+        ...
+
+    def filename(self, index: int) -> str:
+        """Returns where an image comes from."""
+        ...
+
+
+class IdxSource:
+    """Grey images in idx files, which may be compressed (.gz, .xz).
+
+    Args:
+        directory: Where the files are.
+        part: The first word of their names, for example "train".
+    """
+
+    def __init__(self, directory: Path, part: str) -> None:
+        self.path = _idx_file(directory, part, "images")
+        self.images = _read_idx(self.path, ndim=3)
+        self.labels = _read_idx(_idx_file(directory, part, "labels"), ndim=1)
+        if len(self.images) != len(self.labels):
+            raise ValueError(
+                f"{self.path} has {len(self.images)} images, but {len(self.labels)} labels"
+            )
+        self.classes = [str(number) for number in range(int(self.labels.max()) + 1)]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Returns an image and the number of its class."""
+        return Image.fromarray(self.images[index]), int(self.labels[index])
+
+    def filename(self, index: int) -> str:
+        """Returns the file and the number of an image."""
+        return f"{self.path}[{index}]"
+
+
+class TimmSource:
+    """Images that timm reads: class folders, a tar file of them, or a data set with a name.
+
+    Args:
+        dataset: What `timm.data.create_dataset` returned.
+        name: What to call it in errors.
+    """
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.dataset = dataset
+        self.name = name
+        self.reader: Any = getattr(dataset, "reader", None)
+        self.classes = self._find_classes()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Returns an image and the number of its class."""
+        try:
+            if self.reader is None:
+                image, label = self.dataset[index]
+            else:
+                file, label = self.reader[index][:2]
+                image = file if isinstance(file, Image.Image) else Image.open(file)
+            image.load()
+        except _UNREADABLE as error:
+            raise BrokenImageError(f"{self.filename(index)}: {error}") from error
+        return image, int(label)
+
+    def filename(self, index: int) -> str:
+        """Returns the file of an image, or its number where it has none."""
+        if self.reader is not None:
+            try:
+                return f"{self.name}/{self.reader.filename(index)}"
+            except (AssertionError, AttributeError, NotImplementedError):
+                pass
+        return f"{self.name}[{index}]"
+
+    def _find_classes(self) -> list[str]:
+        numbers: dict[str, int] | None = getattr(self.reader, "class_to_idx", None)
+        numbers = numbers or getattr(self.reader, "class_name_to_idx", None)
+        if numbers:
+            return sorted(numbers, key=lambda name: numbers[name])
+        features: Any = getattr(getattr(self.reader, "dataset", None), "features", None)
+        names = getattr(self.dataset, "classes", None)
+        if names is None and features is not None and "label" in features:
+            names = features["label"].names
+        if names is None:
+            raise ValueError(f"{self.name} does not tell its classes")
+        return [str(name) for name in names]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some images of a source, with the class numbers of a list of classes.
+
+    Args:
+        source: All the images.
+        indices: The chosen ones.
+        classes: The classes that labels count.
+    """
+
+    source: Source
+    indices: Sequence[int]
+    classes: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Returns an image and the number of its class."""
+        image, label = self.source.read(self.indices[index])
+        return image, self.classes.index(self.source.classes[label])
+
+    def filename(self, index: int) -> str:
+        """Returns where an image comes from."""
+        return self.source.filename(self.indices[index])
+
+
+def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tuple[Source, Source]:
+    """Returns the images to train on and those to evaluate on, with the same classes.
+
+    Args:
+        data: A folder with one folder, tar file or pair of idx files for each of train and val; the
+            name of a data set of timm's ("torch/cifar10", "hfds/..."); or "embedded".
+        root: Where a data set with a name is kept.
+        holdout: The fraction to hold out if there is but one folder of classes.
+    """
+    if holdout:
+        whole = _open_whole(data, root)
+        train, val = _split(len(whole), holdout)
+        return Part(whole, train, whole.classes), Part(whole, val, whole.classes)
+    train, val = open_split(data, "train", root), open_split(data, "val", root)
+    unknown = sorted(set(val.classes) - set(train.classes))
+    if unknown:
+        raise ValueError(f"{data}: val has classes that train has not: {', '.join(unknown[:5])}")
+    if list(val.classes) != list(train.classes):
+        val = Part(val, range(len(val)), train.classes)
+    return train, val
+
+
+def open_split(data: str, split: str, root: str | None = None) -> Source:
+    """Returns the images of one split, "train" or "val"."""
+    if data == "embedded":
+        return IdxSource(EMBEDDED, _SPLITS[split][-1] if split == "val" else split)
+    if data.startswith(_BY_NAME):
+        return _open_by_name(data, split, root)
+    folder = Path(data)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"data {data!r} is no folder, no data set of timm's ({'NAME, '.join(_BY_NAME)}NAME) and "
+            "not 'embedded'"
+        )
+    for name in _SPLITS[split]:
+        if _idx_files(folder, name, "images"):
+            return IdxSource(folder, name)
+        for place in (folder / name, folder / f"{name}.tar"):
+            if place.exists():
+                return _open_place(place)
+    looked_for = ", ".join(f"{name}/, {name}.tar" for name in _SPLITS[split])
+    raise FileNotFoundError(
+        f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
+        "of class folders, hold some images out with holdout, for example 0.2"
+    )
+
+
+def _open_whole(data: str, root: str | None) -> Source:
+    if data == "embedded" or data.startswith(_BY_NAME):
+        return open_split(data, "train", root)
+    if not Path(data).exists():
+        raise FileNotFoundError(f"data {data!r} does not exist")
+    return _open_place(Path(data))
+
+
+def _open_by_name(data: str, split: str, root: str | None) -> Source:
+    from timm.data import create_dataset
+
+    place = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
+    options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
+    for name in _SPLITS[split]:  # data sets name their splits in several ways
+        try:
+            return TimmSource(create_dataset(data, root=place, split=name, **options), data)
+        except ValueError:
+            continue
+        except (RuntimeError, OSError, AssertionError, ImportError) as error:
+            raise ValueError(f"data {data!r} cannot be had (root {place}): {error}") from error
+    raise ValueError(f"data {data!r} has no split named {' or '.join(_SPLITS[split])}")
+
+
+def _open_place(place: Path) -> Source:
+    from timm.data import create_dataset
+
+    try:
+        source = TimmSource(create_dataset("", root=str(place), search_split=False), str(place))
+    except (RuntimeError, OSError, AssertionError, ValueError) as error:
+        raise ValueError(f"{place} holds no images in class folders: {error}") from error
+    if len(source) == 0:
+        raise ValueError(f"{place} holds no images in class folders")
+    return source
+
+
+def _split(count: int, holdout: float) -> tuple[list[int], list[int]]:
+    order = np.random.default_rng(0).permutation(count).tolist()
+    held = math.ceil(count * holdout)
+    if not 0 < held < count:
+        raise ValueError(f"holdout = {holdout} of {count} images leaves a part with none")
+    return sorted(order[held:]), sorted(order[:held])
+
+
+def _idx_files(directory: Path, part: str, kind: str) -> list[Path]:
+    return sorted(directory.glob(f"{part}-{kind}-idx?-ubyte*"))
+
+
+def _idx_file(directory: Path, part: str, kind: str) -> Path:
+    files = _idx_files(directory, part, kind)
+    if len(files) != 1:
+        raise FileNotFoundError(
+            f"{directory} has {len(files)} files {part}-{kind}-idx?-ubyte[.gz|.xz]; one is needed"
+        )
+    return files[0]
+
+
+def _read_idx(path: Path, ndim: int) -> Any:
+    """Returns the numbers of an idx file: two zeros, a type, a number of axes, sizes, data."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with openers.get(path.suffix, open)(path, "rb") as file:
+            data: bytes = file.read()
+        sizes = struct.unpack(f">{ndim}I", data[4 : 4 + 4 * ndim])
+        if data[:4] != bytes([0, 0, 8, ndim]):
+            raise ValueError(f"it starts with {data[:4]!r}")
+        return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(sizes)
+    except (OSError, EOFError, ValueError, lzma.LZMAError, struct.error) as error:
+        raise ValueError(f"{path} is damaged, or no idx file of {ndim} axes: {error}") from error

@@ -1,0 +1,245 @@
+"""From images to batches; all randomness follows from the seed, the epoch and the place in it."""
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from timm.data import create_transform
+from timm.data.distributed_sampler import RepeatAugSampler
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from irpe.train.config import TrainConfig
+from irpe.train.images import BrokenImageError, Source
+
+Item = tuple[Tensor, int, int, bool]
+_KEPT_BYTES = 2**28
+
+
+class Draw(NamedTuple):
+    """An image drawn in an epoch.
+
+    Args:
+        epoch: The epoch.
+        position: Its place among all draws of the epoch, over all processes.
+        index: The number of the image.
+    """
+
+    epoch: int
+    position: int
+    index: int
+
+
+class Batch(NamedTuple):
+    """What the model and the loss see.
+
+    Args:
+        images: The images.
+        labels: Their classes.
+        indices: Their numbers in the data.
+        broken: Which of them stand for an image that could not be read.
+    """
+
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+    broken: Tensor
+
+
+class Images(Dataset[Any]):
+    """Images of a source as tensors; small ones without augmentation are kept once they are made.
+
+    Args:
+        source: The images.
+        transform: From an image of Pillow's to a tensor.
+        mode: Pillow's name of the colours, "RGB" or "L".
+        seed: The seed of the augmentation; `None` if there is none.
+    """
+
+    def __init__(
+        self, source: Source, transform: Callable[[Any], Tensor], mode: str, seed: int | None
+    ) -> None:
+        self.source = source
+        self.transform = transform
+        self.mode = mode
+        self.seed = seed
+        self.kept: dict[int, Item] = {}
+
+    def __getitem__(self, draw: Draw) -> Item:
+        if draw.index in self.kept:
+            return self.kept[draw.index]
+        image, label, broken = self._read(draw.index)
+        image = image.convert(self.mode)
+        if self.seed is not None:
+            with seeded(self.seed, draw.epoch, draw.position):
+                return self.transform(image), label, draw.index, broken
+        item = self.transform(image), label, draw.index, broken
+        if item[0].nbytes * len(self.source) < _KEPT_BYTES:
+            self.kept[draw.index] = item
+        return item
+
+    def _read(self, index: int) -> tuple[Any, int, bool]:
+        """Returns an image; the next one that can be read, where it cannot."""
+        for number in range(index, index + len(self.source)):
+            try:
+                return *self.source.read(number % len(self.source)), number != index
+            except BrokenImageError:
+                continue
+        raise ValueError(f"none of the {len(self.source)} images can be read")
+
+
+class Batches:
+    """The batches that one process takes, from a place in an epoch on.
+
+    Args:
+        sampler: The process's share of the images, in order.
+        epoch: The epoch.
+        batch_size: Images in a batch.
+        first: The number of the first batch to take.
+        drops_last: Leave out a last batch that is not full.
+    """
+
+    def __init__(
+        self, sampler: Any, epoch: int, batch_size: int, first: int = 0, drops_last: bool = True
+    ) -> None:
+        self.sampler = sampler
+        self.epoch = epoch
+        self.batch_size = batch_size
+        self.first = first
+        self.drops_last = drops_last
+
+    def __len__(self) -> int:
+        count = len(self.sampler)
+        full = count // self.batch_size if self.drops_last else -(-count // self.batch_size)
+        return full - self.first
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        rank, size = self.sampler.rank, self.sampler.num_replicas
+        draws = [Draw(self.epoch, rank + size * k, i) for k, i in enumerate(self.sampler)]
+        for number in range(self.first, self.first + len(self)):
+            yield draws[number * self.batch_size : (number + 1) * self.batch_size]
+
+
+class EveryImage:
+    """A share of all images, each taken by one process once.
+
+    Args:
+        count: How many images there are.
+        num_replicas: How many processes.
+        rank: Which of them.
+    """
+
+    def __init__(self, count: int, num_replicas: int, rank: int) -> None:
+        self.num_replicas, self.rank = num_replicas, rank
+        self.indices = range(rank, count, num_replicas)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.indices)
+
+
+def train_sampler(count: int, config: TrainConfig, num_replicas: int, rank: int, epoch: int) -> Any:
+    """Returns a process's share of an epoch, shuffled, with repeated augmentation if asked for."""
+    numbers: Any = range(count)
+    if config.repeats > 1:
+        sampler: Any = RepeatAugSampler(
+            numbers, num_replicas, rank, num_repeats=config.repeats, selected_round=0
+        )
+        sampler.set_epoch(stream(config.seed, epoch))  # timm's order follows from this alone
+        return sampler
+    sampler = DistributedSampler(
+        numbers, num_replicas, rank, shuffle=True, seed=config.seed, drop_last=True
+    )
+    sampler.set_epoch(epoch)
+    return sampler
+
+
+def make_loader(images: Images, batches: Batches, workers: int) -> DataLoader[Any]:
+    """Returns the loader of some batches; it takes nothing from torch's random numbers."""
+    return DataLoader(
+        images,
+        batch_sampler=batches,  # pyright: ignore[reportArgumentType]
+        num_workers=workers,
+        generator=torch.Generator(),
+        pin_memory=torch.cuda.is_available(),
+    )
+
+
+def train_images(source: Source, config: TrainConfig) -> Images:
+    """Returns images as they are trained on."""
+    is_random = bool(
+        config.auto_augment
+        or config.color_jitter
+        or config.flip
+        or config.erasing
+        or config.min_scale < 1
+    )
+    if not is_random:
+        return eval_images(source, config.replace(crop=1.0))
+    whole = config.min_scale == 1
+    transform: Any = create_transform(
+        _input_size(config),
+        is_training=True,
+        scale=(config.min_scale, 1.0),
+        ratio=(1.0, 1.0) if whole else None,
+        hflip=config.flip,
+        color_jitter=config.color_jitter,
+        auto_augment=config.auto_augment or None,
+        interpolation="bicubic",
+        re_prob=config.erasing,
+        re_mode="pixel",
+        **_colours(config),
+    )
+    return Images(source, transform, _mode(config), config.seed)
+
+
+def eval_images(source: Source, config: TrainConfig) -> Images:
+    """Returns images as they are evaluated on."""
+    transform: Any = create_transform(
+        _input_size(config), crop_pct=config.crop, interpolation="bicubic", **_colours(config)
+    )
+    return Images(source, transform, _mode(config), None)
+
+
+def stream(*numbers: int) -> int:
+    """Returns a seed that follows from some numbers, another for each."""
+    return zlib.crc32(repr(numbers).encode())
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Seeds all random numbers inside, and leaves those outside as they were."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    seed_everything(*numbers)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def seed_everything(*numbers: int) -> None:
+    """Seeds Python's, NumPy's and torch's random numbers."""
+    seed = stream(*numbers)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def _input_size(config: TrainConfig) -> tuple[int, int, int]:
+    return config.channels, config.image_size, config.image_size
+
+
+def _mode(config: TrainConfig) -> str:
+    return "RGB" if config.channels == 3 else "L"
+
+
+def _colours(config: TrainConfig) -> dict[str, Any]:
+    return {} if config.channels == 3 else {"mean": (0.5,), "std": (0.5,)}

@@ -1,0 +1,70 @@
+"""The directory of a run.
+
+    config.json       the whole configuration
+    checkpoint.pt     where the run stands
+    metrics.csv       a row an epoch
+    tensorboard/      curves
+    model/            the trained model, once the run has ended
+"""
+
+from pathlib import Path
+
+import safetensors.torch
+from torch import nn
+
+from irpe.adapters.equip import equipment_of
+from irpe.adapters.keep import save_equipped
+from irpe.train.build import Weights, build_model, read_weights
+from irpe.train.checkpoint import load_checkpoint, write_whole
+from irpe.train.config import TrainConfig
+
+CONFIG, CHECKPOINT, MODEL = "config.json", "checkpoint.pt", "model"
+_TENSORS = "model.safetensors"
+
+
+def read_config(directory: Path) -> TrainConfig:
+    """Returns the configuration of a run."""
+    path = directory / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: {directory} is not a run")
+    try:
+        return TrainConfig.from_json(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def save_model(directory: Path, model: nn.Module) -> None:
+    """Writes the trained model of a run, as `irpe.load_equipped` reads it if it is equipped."""
+    place = directory / MODEL
+    if equipment_of(model):
+        save_equipped(model, place)
+        return
+    place.mkdir(exist_ok=True)
+    content = safetensors.torch.save(dict(model.state_dict()))
+    write_whole(place / _TENSORS, lambda file: file.write(content))
+
+
+def load_run(directory: str | Path) -> nn.Module:
+    """Returns the model of a run in eval mode: the trained one, or the one of its checkpoint.
+
+    Args:
+        directory: The run's directory.
+    """
+    directory = Path(directory)
+    config = read_config(directory).replace(initial=None)
+    if (directory / MODEL / _TENSORS).is_file():
+        weights = read_weights(directory)
+    else:
+        state = load_checkpoint(directory / CHECKPOINT)
+        weights = state["average"] or state["model"]
+    model = build_model(config, _num_classes(weights))
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        raise ValueError(f"{directory} does not fit its own configuration: {error}") from error
+    return model.eval()
+
+
+def _num_classes(weights: Weights) -> int:
+    """Returns the classes that the last layer tells apart, in timm's ViT and Swin."""
+    return next(len(weights[name]) for name in ("head.bias", "head.fc.bias") if name in weights)
