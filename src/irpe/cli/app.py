@@ -3,7 +3,7 @@
 import typer
 
 import irpe
-from irpe.cli import train
+from irpe.cli import ablate, evaluate, train
 
 app = typer.Typer(
     name="irpe",
@@ -16,7 +16,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
+app.command(epilog=ablate.EPILOG)(ablate.ablate)
 app.command(epilog=train.EPILOG)(train.train)
+app.command("eval", epilog=evaluate.EPILOG)(evaluate.evaluate)
 
 
 def _print_version(value: bool) -> None:

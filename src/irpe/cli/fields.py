@@ -11,6 +11,7 @@ import typer
 from irpe.train.config import TrainConfig
 
 _PLAIN = (str, int, float, bool)
+_OPTIONAL = {"encoding", "initial", "root"}  # "none" takes them away
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:
@@ -26,6 +27,8 @@ def with_fields(command: Callable[..., None]) -> Callable[..., None]:
     def run(**arguments: Any) -> None:
         given = {name: arguments.pop(name) for name in names if name not in taken}
         changes = {name: value for name, value in given.items() if value is not None}
+        for name in _OPTIONAL & set(changes):
+            changes[name] = None if changes[name] == "none" else changes[name]
         if "model_args" in changes:
             changes["model_args"] = _read_json(changes["model_args"])
         command(**arguments, changes=changes)

@@ -1,7 +1,6 @@
 """A progress bar for a run: how far, how fast, how long still; a line for each epoch."""
 
 import sys
-from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -63,10 +62,8 @@ class ProgressMonitor:
 
     def epoch(self, row: dict[str, float]) -> None:
         """Prints the numbers of an epoch."""
-        shown: dict[str, Any] = {name: f"{value:.3f}" for name, value in row.items()}
         self.console.print(
-            f"epoch {int(row['epoch']):>3}/{self.epochs}  train loss {shown['train_loss']}  val loss "
-            f"{shown['val_loss']}  top-1 {row['top1']:5.2f}  top-5 {row['top5']:5.2f}  "
-            f"{row['seconds']:.0f} s",
-            soft_wrap=True,
+            f"epoch {int(row['epoch']):>3}/{self.epochs}  train {row['train_loss']:.3f}  "
+            f"val {row['val_loss']:.3f}  top-1 {row['top1']:5.2f}  top-5 {row['top5']:5.2f}  "
+            f"{row['images_per_second']:.0f} images/s"
         )

@@ -5,12 +5,12 @@ from typing import Any
 
 import safetensors.torch
 import timm
-import torch
 from safetensors import SafetensorError
-from timm.layers import resample_abs_pos_embed
+from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from irpe.adapters.equip import equip
+from irpe.train.checkpoint import read_torch
 from irpe.train.config import TrainConfig
 
 Weights = dict[str, Tensor]
@@ -53,14 +53,12 @@ def read_weights(path: Path) -> Weights:
         path = place if place.is_file() else path
     if not path.is_file():
         raise FileNotFoundError(f"{path} is no finished run, no equipped model and no file")
-    try:
-        if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors":
+        try:
             return safetensors.torch.load_file(path)
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, RuntimeError, EOFError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or holds more than weights: {error}") from error
-    except Exception as error:  # pickle's own errors have no common class
-        raise ValueError(f"{path} holds more than weights: {error}") from error
+        except SafetensorError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
+    content = read_torch(path)
     return content.get("model", content)
 
 

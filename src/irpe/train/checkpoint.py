@@ -59,14 +59,20 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         ) from error
 
 
+def read_torch(path: Path) -> Any:
+    """Returns the tensors, numbers and texts in a file of torch's; nothing in it is executed."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, KeyError, ValueError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0] if str(error) else repr(error)
+        raise ValueError(f"{path} is damaged or holds more than tensors: {reason}") from error
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Returns what `save_checkpoint` wrote; nothing in the file is executed."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: the run has no checkpoint")
-    try:
-        state: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is damaged or no checkpoint: {error}") from error
+    state = read_torch(path)
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise ValueError(f"{path} is no checkpoint that this release reads")
     return state
@@ -84,7 +90,9 @@ def check_room(directory: Path, num_bytes: int) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise OSError(f"{directory} cannot be written to: {error}; choose another --output") from None
+        raise OSError(
+            f"{directory} cannot be written to: {error}; choose another --output"
+        ) from None
     free = shutil.disk_usage(directory).free
     if free < 2 * num_bytes:
         raise OSError(

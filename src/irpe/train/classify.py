@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from timm.data.mixup import Mixup
-from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
+from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
 from irpe.train.build import build_model
@@ -66,7 +66,5 @@ class Classification:
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Returns the numbers of a row of the run's table."""
-        score = evaluate(
-            model, self.val_images, accelerator, workers=self.config.workers
-        )
+        score = evaluate(model, self.val_images, accelerator, workers=self.config.workers)
         return {"val_loss": score.loss, "top1": score.top1, "top5": score.top5}

@@ -29,7 +29,9 @@ class TrainConfig:
     model_args: Mapping[str, Any] = _help("More arguments of the model, as JSON.", {})
     initial: str | None = _help("Weights to start from: a run, a file, or 'pretrained'.", None)
 
-    data: str = _help("A folder, tar or idx files, a timm data set name, or 'embedded'.", "embedded")
+    data: str = _help(
+        "A folder, tar or idx files, a timm data set name, or 'embedded'.", "embedded"
+    )
     root: str | None = _help("Where a data set given by its name is kept.", None)
     holdout: float = _help("Fraction held out for validation if there is no such split.", 0.0)
     max_broken: float = _help("Fraction of images that may be unreadable.", 0.001)

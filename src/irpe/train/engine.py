@@ -1,22 +1,22 @@
 """The training loop: one process or many, stopped and continued at any step.
 
-Where a run stands is the epoch, the step in it, and the state of model, optimizer and average. Every
-random number follows from the seed and that place, so that a continued run is the run itself.
+Where a run stands is the epoch, the step in it, and the state of model, optimizer and average.
+Every random number follows from the seed and that place, so a continued run is the run itself.
 """
 
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from timm.optim import create_optimizer_v2
-from timm.scheduler import create_scheduler_v2
-from timm.utils import ModelEmaV3
+from timm.optim._optim_factory import create_optimizer_v2
+from timm.scheduler.scheduler_factory import create_scheduler_v2
+from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint, write_text
@@ -113,8 +113,8 @@ class Trainer:
         self.parts, rest_of_share = divmod(share, self.part)
         if rest or rest_of_share or (self.part % 2 and (config.mixup or config.cutmix)):
             raise ValueError(
-                f"batch_size = {config.batch_size} must be {processes} processes x a whole number x "
-                f"device_batch_size = {self.part}, and mixup needs an even device_batch_size"
+                f"batch_size = {config.batch_size} must be {processes} processes times a whole "
+                f"number times device_batch_size = {self.part}, which must be even for mixup"
             )
         count = len(self.task.images.source)
         self.steps = len(self._sampler(0)) // share
@@ -256,8 +256,8 @@ class Trainer:
         if len(self.broken) > self.config.max_broken * len(source):
             files = ", ".join(source.filename(index) for index in sorted(self.broken)[:8])
             raise ValueError(
-                f"{len(self.broken)} of {len(source)} images cannot be read, more than max_broken = "
-                f"{self.config.max_broken}: {files}"
+                f"{len(self.broken)} of {len(source)} images cannot be read, more than "
+                f"max_broken = {self.config.max_broken}: {files}"
             )
 
     def _asked_to_stop(self, stopped: threading.Event) -> bool:
@@ -304,20 +304,22 @@ class Trainer:
             self.sum_of_losses, self.history = state["sum_of_losses"], state["history"]
             self.broken = set(state["broken"])
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not fit the configuration of the run: {error}") from error
+            raise ValueError(
+                f"{path} does not fit the configuration of the run: {error}"
+            ) from error
 
     def _scaler_state(self) -> dict[str, Any] | None:
         return None if self.accelerator.scaler is None else self.accelerator.scaler.state_dict()
 
 
 @contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
+def _stop_signals() -> Generator[threading.Event]:
     """Turns SIGTERM and SIGINT into a request to stop; a second one ends the program at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
-    before = {number: signal.getsignal(number) for number in _STOPS}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in _STOPS}
 
     def ask(number: int, frame: object) -> None:
         stopped.set()

@@ -19,7 +19,14 @@ _SPLITS = {
 }
 _BY_NAME = ("torch/", "hfds/")
 # What Pillow raises for a file that is no image or only a part of one.
-_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError)
+_UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    struct.error,
+    Image.DecompressionBombError,
+)
 
 
 class BrokenImageError(ValueError):
@@ -29,7 +36,10 @@ class BrokenImageError(ValueError):
 class Source(Protocol):
     """Images that can be read one by one."""
 
-    classes: Sequence[str]
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes, which labels count."""
+        ...
 
     def __len__(self) -> int: ...
 
@@ -94,10 +104,11 @@ class TimmSource:
         try:
             if self.reader is None:
                 image, label = self.dataset[index]
-            else:
-                file, label = self.reader[index][:2]
-                image = file if isinstance(file, Image.Image) else Image.open(file)
-            image.load()
+                return image, int(label)
+            file, label = self.reader[index][:2]
+            with file:
+                image = Image.open(file)
+                image.load()
         except _UNREADABLE as error:
             raise BrokenImageError(f"{self.filename(index)}: {error}") from error
         return image, int(label)
@@ -183,8 +194,8 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     folder = Path(data)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"data {data!r} is no folder, no data set of timm's ({'NAME, '.join(_BY_NAME)}NAME) and "
-            "not 'embedded'"
+            f"data {data!r} is no folder, no data set of timm's ({'NAME, '.join(_BY_NAME)}NAME) "
+            "and not 'embedded'"
         )
     for name in _SPLITS[split]:
         if _idx_files(folder, name, "images"):
@@ -208,7 +219,7 @@ def _open_whole(data: str, root: str | None) -> Source:
 
 
 def _open_by_name(data: str, split: str, root: str | None) -> Source:
-    from timm.data import create_dataset
+    from timm.data.dataset_factory import create_dataset
 
     place = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
     options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
@@ -223,7 +234,7 @@ def _open_by_name(data: str, split: str, root: str | None) -> Source:
 
 
 def _open_place(place: Path) -> Source:
-    from timm.data import create_dataset
+    from timm.data.dataset_factory import create_dataset
 
     try:
         source = TimmSource(create_dataset("", root=str(place), search_split=False), str(place))

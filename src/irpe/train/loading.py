@@ -2,14 +2,14 @@
 
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from timm.data import create_transform
 from timm.data.distributed_sampler import RepeatAugSampler
+from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -26,12 +26,12 @@ class Draw(NamedTuple):
     Args:
         epoch: The epoch.
         position: Its place among all draws of the epoch, over all processes.
-        index: The number of the image.
+        number: The number of the image.
     """
 
     epoch: int
     position: int
-    index: int
+    number: int
 
 
 class Batch(NamedTuple):
@@ -70,16 +70,16 @@ class Images(Dataset[Any]):
         self.kept: dict[int, Item] = {}
 
     def __getitem__(self, draw: Draw) -> Item:
-        if draw.index in self.kept:
-            return self.kept[draw.index]
-        image, label, broken = self._read(draw.index)
+        if draw.number in self.kept:
+            return self.kept[draw.number]
+        image, label, broken = self._read(draw.number)
         image = image.convert(self.mode)
         if self.seed is not None:
             with seeded(self.seed, draw.epoch, draw.position):
-                return self.transform(image), label, draw.index, broken
-        item = self.transform(image), label, draw.index, broken
+                return self.transform(image), label, draw.number, broken
+        item = self.transform(image), label, draw.number, broken
         if item[0].nbytes * len(self.source) < _KEPT_BYTES:
-            self.kept[draw.index] = item
+            self.kept[draw.number] = item
         return item
 
     def _read(self, index: int) -> tuple[Any, int, bool]:
@@ -213,7 +213,7 @@ def stream(*numbers: int) -> int:
 
 
 @contextmanager
-def seeded(*numbers: int) -> Iterator[None]:
+def seeded(*numbers: int) -> Generator[None]:
     """Seeds all random numbers inside, and leaves those outside as they were."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     seed_everything(*numbers)

@@ -1,10 +1,10 @@
 """The directory of a run.
 
-    config.json       the whole configuration
-    checkpoint.pt     where the run stands
-    metrics.csv       a row an epoch
-    tensorboard/      curves
-    model/            the trained model, once the run has ended
+config.json       the whole configuration
+checkpoint.pt     where the run stands
+metrics.csv       a row an epoch
+tensorboard/      curves
+model/            the trained model, once the run has ended
 """
 
 from pathlib import Path

@@ -1,0 +1,1 @@
+"""Figures: functions that return a figure of matplotlib."""

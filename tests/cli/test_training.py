@@ -1,0 +1,126 @@
+"""`irpe train`, `irpe eval` and `irpe ablate` as a user calls them."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("accelerate", reason="needs the extra 'train'")
+
+QUICK = [
+    "--epochs", "1", "--warmup-epochs", "0", "--batch-size", "300", "--model-args",
+    '{"patch_size": 7, "embed_dim": 16, "depth": 1, "num_heads": 2}',
+]  # fmt: skip
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def irpe(*arguments, cwd):
+    """Runs the program in this process, which has loaded everything already."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(cwd)
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "argv", ["irpe", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+    code = end.value.code
+    if isinstance(code, str):
+        return Done(1, out.getvalue(), err.getvalue() + code)
+    return Done(code or 0, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("train")
+    done = irpe("train", "laptop", "--encoding", "product-contextual-k", *QUICK, cwd=directory)
+    assert done.returncode == 0, done.stderr
+    assert "trained model in runs/laptop/model" in done.stdout
+    assert "epoch   1/1  train" in done.stderr
+    return directory
+
+
+def test_a_run_can_be_evaluated(run):
+    done = irpe("eval", "runs/laptop", "--json", cwd=run)
+    score = json.loads(done.stdout)
+    with (run / "runs/laptop/metrics.csv").open() as file:
+        head, row = (line.strip().split(",") for line in file)
+    assert score["top1"] == float(dict(zip(head, row, strict=True))["top1"])
+    assert score["num_images"] == 2000
+    plain = irpe("eval", "runs/laptop", cwd=run).stdout
+    assert plain.startswith(f"top-1 {score['top1']:.2f}  top-5 ")
+
+
+def test_a_directory_with_a_run_in_it_is_not_overwritten(run):
+    done = irpe("train", "laptop", cwd=run)
+    assert done.returncode == 1
+    assert "runs/laptop is not empty: go on with --resume runs/laptop" in done.stderr
+
+
+def test_resume_takes_everything_from_the_run(run):
+    done = irpe("train", "--resume", "runs/laptop", "--epochs", "3", cwd=run)
+    assert "give nothing beside it" in done.stderr
+    assert irpe("train", "--resume", "runs/laptop", cwd=run).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "laptopp"], "did you mean laptop?"),
+        (["train", "laptop", "--encoding", "produkt-bias-k"], "produkt"),
+        (["train", "laptop", "--data", "nowhere"], "data 'nowhere' is no folder"),
+        (["train", "laptop", "--model-args", "{"], "is no JSON"),
+        (["train", "laptop", "-o", "/proc/run"], "cannot be written to"),
+        (["train", "--resume", "nowhere"], "nowhere is not a run"),
+        (["eval", "nowhere"], "nowhere"),
+        (["ablate", "--table", "7"], "--table 7 is not one of 1, 2, 3, 4"),
+        (["ablate", "--table", "1", "--buckets"], "exclude one another"),
+        (["ablate", "--grid", "5"], "--grid 5 does not divide the image of 28 pixels"),
+        (["ablate", "--row", "K"], "is not of the form NAME=ENCODING"),
+        (["ablate", "--seed", "3"], "use --row and --seeds"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(tmp_path, arguments, message):
+    done = irpe(*arguments, cwd=tmp_path)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_of_recipes(tmp_path):
+    shown = irpe("train", "--list", cwd=tmp_path).stdout
+    assert "deit_small" in shown
+    assert "Score: in the paper 79.9" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_sigterm_saves_and_tells_how_to_go_on(tmp_path):
+    command = [sys.executable, "-m", "irpe", "train", "laptop", *QUICK, "--epochs", "50"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "runs/laptop/metrics.csv").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "go on with: irpe train --resume runs/laptop" in errors
+
+
+def test_an_ablation_ends_in_a_report_and_is_kept(tmp_path):
+    arguments = ["ablate", "--row", "absolute=none,keep", "--row", "K=product-contextual-k", *QUICK]
+    done = irpe(*arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[4/4] K, seed 1: top-1 " in done.stderr
+    assert "Images as they are: " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    again = irpe(*arguments, "--json", cwd=tmp_path)
+    assert len(json.loads(again.stdout)["rows"]) == 2

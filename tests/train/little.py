@@ -1,0 +1,51 @@
+"""A little of the embedded images, and a configuration that trains on it in a second."""
+
+from pathlib import Path
+
+from irpe.train.classify import Classification
+from irpe.train.config import TrainConfig
+from irpe.train.engine import Trainer, fit, make_accelerator
+from irpe.train.images import Part, open_images
+from irpe.train.logs import Silence
+
+CONFIG = TrainConfig(
+    model="vit_tiny_patch16_224",
+    model_args={"patch_size": 7, "embed_dim": 16, "depth": 2, "num_heads": 2},
+    encoding="product-contextual-qkv",
+    absolute="none",
+    image_size=28,
+    channels=1,
+    crop=1.0,
+    epochs=2,
+    batch_size=8,
+    warmup_epochs=0,
+    save_every=3,
+)
+AUGMENTED = CONFIG.replace(
+    flip=0.5,
+    min_scale=0.5,
+    erasing=0.25,
+    mixup=0.8,
+    cutmix=1.0,
+    repeats=3,
+    drop_path=0.1,
+    ema_decay=0.9,
+    model_args={**CONFIG.model_args, "proj_drop_rate": 0.1},
+)
+
+
+def little(count=48):
+    train, val = open_images("embedded")
+    return Part(train, range(count), train.classes), Part(val, range(20), val.classes)
+
+
+def task(config=CONFIG, count=48):
+    return Classification(config, *little(count))
+
+
+def train(directory, config=CONFIG, monitor=None):
+    return fit(task(config), Path(directory), monitor or Silence(), make_accelerator())
+
+
+def trainer(directory, config=CONFIG):
+    return Trainer(task(config), Path(directory), Silence(), make_accelerator())

@@ -1,0 +1,85 @@
+"""Files are whole or not there, and never run code."""
+
+import os
+import pickle
+
+import pytest
+import torch
+
+from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint, write_whole
+
+
+def test_round_trip(tmp_path):
+    state = {"model": {"a": torch.randn(3)}, "history": [{"x": 1.5}], "epoch": 3, "none": None}
+    save_checkpoint(tmp_path / "c.pt", state)
+    read = load_checkpoint(tmp_path / "c.pt")
+    assert torch.equal(read["model"]["a"], state["model"]["a"])
+    assert (read["history"], read["epoch"], read["none"]) == ([{"x": 1.5}], 3, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["c.pt"]
+
+
+def test_a_failed_write_leaves_the_file_before(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def fail(file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, fail)
+    assert path.read_text() == "before"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    save_checkpoint(tmp_path / "c.pt", {"epoch": 1})
+    real = os.fdopen
+
+    def open_full(handle, mode):
+        os.close(handle)
+        return real(os.open("/dev/full", os.O_WRONLY), mode)
+
+    monkeypatch.setattr(os, "fdopen", open_full)
+    with pytest.raises(OSError, match=r"could not be written.*the one before is untouched"):
+        save_checkpoint(tmp_path / "c.pt", {"epoch": 2})
+    monkeypatch.undo()
+    assert load_checkpoint(tmp_path / "c.pt")["epoch"] == 1
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_a_checkpoint_with_code_in_it_runs_nothing(tmp_path):
+    torch.save({"format": 1, "model": Evil(tmp_path / "ran")}, tmp_path / "c.pt")
+    with pytest.raises(ValueError, match="damaged or holds more than tensors"):
+        load_checkpoint(tmp_path / "c.pt")
+    (tmp_path / "p.pt").write_bytes(pickle.dumps(Evil(tmp_path / "ran"), protocol=2))
+    with pytest.raises(ValueError, match="damaged or holds more than tensors"):
+        load_checkpoint(tmp_path / "p.pt")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_truncated_checkpoint(tmp_path):
+    save_checkpoint(tmp_path / "c.pt", {"model": {"a": torch.randn(1000)}})
+    content = (tmp_path / "c.pt").read_bytes()
+    (tmp_path / "c.pt").write_bytes(content[:1000])
+    with pytest.raises(ValueError, match="damaged or holds more than tensors"):
+        load_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_directory_without_room(tmp_path):
+    with pytest.raises(OSError, match="two checkpoints of this run need"):
+        check_room(tmp_path, 10**18)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be written to"):
+        check_room(tmp_path / "file" / "run", 1)
