@@ -1,12 +1,17 @@
 """`irpe train`, `irpe eval` and `irpe ablate` as a user calls them."""
 
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 
 import pytest
+
+from irpe.cli.main import main
 
 pytest.importorskip("accelerate", reason="needs the extra 'train'")
 
