@@ -44,7 +44,8 @@ def task(config=CONFIG, count=48):
 
 
 def train(directory, config=CONFIG, monitor=None):
-    return fit(task(config), Path(directory), monitor or Silence(), make_accelerator())
+    accelerator = make_accelerator(config.precision)
+    return fit(task(config), Path(directory), monitor or Silence(), accelerator)
 
 
 def trainer(directory, config=CONFIG):

@@ -76,6 +76,25 @@ def test_parts_of_a_batch_add_up_to_the_batch(tmp_path):
         torch.testing.assert_close(parts[name], value, atol=1e-5, rtol=0, msg=name)
 
 
+def test_mixed_precision_trains_close_to_single(tmp_path):
+    plain = CONFIG.replace(flip=0.0, drop_path=0.0, optimizer="sgd", lr=0.1)
+    single = train(tmp_path / "single", plain).state_dict()
+    mixed = train(tmp_path / "mixed", plain.replace(precision="bf16")).state_dict()
+    assert all(value.dtype == torch.float32 for value in mixed.values())
+    assert not torch.equal(mixed["head.weight"], single["head.weight"])
+    for name, value in single.items():
+        torch.testing.assert_close(mixed[name], value, atol=2e-2, rtol=0, msg=name)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_is_the_run(tmp_path):
+    plain = CONFIG.replace(flip=0.0, drop_path=0.0, optimizer="sgd", lr=0.1)
+    eager = train(tmp_path / "eager", plain).state_dict()
+    compiled = train(tmp_path / "compiled", plain.replace(compile=True)).state_dict()
+    for name, value in eager.items():
+        torch.testing.assert_close(compiled[name], value, atol=1e-5, rtol=0, msg=name)
+
+
 def test_a_run_leaves_its_files(tmp_path):
     train(tmp_path / "run", AUGMENTED)
     assert read_config(tmp_path / "run") == AUGMENTED

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import gather_object
 from timm.optim._optim_factory import create_optimizer_v2
 from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
@@ -61,6 +63,7 @@ class StoppedError(RuntimeError):
 
 def make_accelerator(precision: str = "no") -> Accelerator:
     """Returns Accelerate's view of the processes: one, or those that torchrun started."""
+    AcceleratorState._reset_state()  # else a process keeps the precision of its first run
     return Accelerator(mixed_precision=precision)
 
 
@@ -222,6 +225,8 @@ class Trainer:
         return total
 
     def _end_epoch(self, seconds: float, speed: float, logs: Logs) -> None:
+        if self.accelerator.num_processes > 1:
+            self._note_broken(gather_object(sorted(self.broken)))
         row = {
             "epoch": self.epoch + 1,
             "lr": self._lr(),
