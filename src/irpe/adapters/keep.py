@@ -7,10 +7,8 @@ there, so that it is complete or not there at all.
 import importlib
 import json
 import os
-import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -21,13 +19,17 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from irpe.adapters.equip import ADAPTERS, Equipment, apply_equipment, equipment_of
+from irpe.adapters.equip import ADAPTERS, Equipment, adapters_of, apply_equipment, equipment_of
 from irpe.core.spec import RPESpec
+from irpe.extras import require
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
 # Attributes that do not make another model: they are the state that a module is in.
-_PASSING = {"training", "grad_checkpointing", "enable_nested_tensor"}
+_PASSING = {
+    "training", "grad_checkpointing", "enable_nested_tensor", "gradient_checkpointing",
+    "name_or_path", "_is_hf_initialized", "_output_capturing_hooks_installed",
+}  # fmt: skip
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -47,7 +49,7 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         )
     description = {
         "format": _FORMAT,
-        "equipment": [{**asdict(call), "spec": str(call.spec)} for call in equipment],
+        "equipment": [call.to_dict() for call in equipment],
         "host": _describe(model),
     }
     tensors = {
@@ -74,25 +76,26 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     """Returns the equipped model that `save_equipped` wrote, in eval mode.
 
     Args:
-        path: The directory.
+        path: The directory; one that `save_pretrained` of transformers wrote will do too.
         model: A plain model of the same kind, for models that cannot be built from a description;
             it is equipped and filled in place.
     """
     path = Path(path)
-    description = _read_description(path / _DESCRIPTION)
-    tensors = _read_tensors(path / _TENSORS)
+    if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():
+        description, tensors = _read_pretrained(path, model)
+    else:
+        description = _read_description(path / _DESCRIPTION)
+        tensors = _read_tensors(path / _TENSORS)
     if model is None:
         model = _build(description["host"], path)
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
         model = model.to(dtypes.pop()) if len(dtypes) == 1 else model
     with ExitStack() as undo:
         try:
-            calls = [_equipment(call) for call in description["equipment"]]
-            for call in calls:
-                undo.push(apply_equipment(model, call))
+            undo.push(_equip_all(description, model))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path / _DESCRIPTION} does not fit: {error}") from error
-        if not calls:
+        if not description["equipment"]:
             raise ValueError(f"{path / _DESCRIPTION} is damaged: it names no encoding")
         _check_tensors(model, tensors, path)
         undo.pop_all()
@@ -106,10 +109,8 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
     Libraries do not record all arguments of a model, so a description counts only if the model that
     it builds is the same: layer by layer, and tensor by tensor in name and shape.
     """
-    for library, adapter in ADAPTERS.items():
-        if library not in sys.modules:
-            continue
-        arguments = importlib.import_module(adapter).describe(model)
+    for library, adapter in adapters_of(model).items():
+        arguments = adapter.describe(model)
         if arguments is None:
             continue
         host = {"library": library, "arguments": arguments}
@@ -156,6 +157,26 @@ def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
         raise ValueError(
             f"{path / _DESCRIPTION} describes no model of {', '.join(ADAPTERS)}: {error!r}"
         ) from error
+
+
+def _read_pretrained(
+    path: Path, model: nn.Module | None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    require("transformers", "transformers")
+    adapter = importlib.import_module(ADAPTERS["transformers"])
+    if model is not None:
+        raise ValueError(f"{path / 'config.json'} tells the model: leave model= out")
+    description = adapter.read_config(path)
+    arguments = description["host"]["arguments"]
+    return description, adapter.read_tensors(path, arguments, partial(_equip_all, description))
+
+
+def _equip_all(description: dict[str, Any], model: nn.Module) -> ExitStack:
+    """Equips a model as described; closing what is returned undoes it."""
+    with ExitStack() as undo:
+        for call in description["equipment"]:
+            undo.push(apply_equipment(model, _equipment(call)))
+        return undo.pop_all()
 
 
 def _read_description(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from irpe.adapters.inject import (
     Request,
     Site,
     Undo,
+    check_window,
     encoding_of,
     grid_of,
     replace_by_buffer,
@@ -184,11 +185,7 @@ def _plan_window(found: Plan, attention: WindowAttention, name: str, request: Re
 
 
 def _check_window(request: Request) -> None:
-    if request.grid is not None or request.num_prefix_tokens:
-        raise ValueError(
-            f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
-            "a Swin transformer works on its windows; leave both to the model"
-        )
+    check_window(request)
     if request.absolute == "sinusoid":
         raise ValueError(
             "absolute 'sinusoid': a Swin transformer has no absolute encoding to replace; use "
