@@ -3,6 +3,8 @@
 From "Rethinking and Improving Relative Position Encoding for Vision Transformer" (ICCV 2021).
 """
 
+from typing import TYPE_CHECKING, Any
+
 from irpe.adapters.equip import equip
 from irpe.adapters.keep import load_equipped, save_equipped
 from irpe.adapters.report import parameter_groups, summary
@@ -20,6 +22,9 @@ from irpe.ops.attention import (
 )
 from irpe.ops.flops import register_flop_formulas
 
+if TYPE_CHECKING:
+    from irpe.models.published import load_published
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -34,6 +39,7 @@ __all__ = [
     "bucket_maps",
     "equip",
     "load_equipped",
+    "load_published",
     "parameter_groups",
     "rpe_attention",
     "rpe_attention_weights",
@@ -43,3 +49,12 @@ __all__ = [
 ]
 
 register_flop_formulas()
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs timm when it is first asked for."""
+    if name != "load_published":
+        raise AttributeError(f"module 'irpe' has no attribute {name!r}")
+    from irpe.models.published import load_published
+
+    return load_published

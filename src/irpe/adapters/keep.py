@@ -97,7 +97,7 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
             raise ValueError(f"{path / _DESCRIPTION} does not fit: {error}") from error
         if not description["equipment"]:
             raise ValueError(f"{path / _DESCRIPTION} is damaged: it names no encoding")
-        _check_tensors(model, tensors, path)
+        check_tensors(model, tensors, path)
         undo.pop_all()
     model.load_state_dict(tensors)
     return model.eval()
@@ -209,7 +209,7 @@ def _equipment(call: dict[str, Any]) -> Equipment:
     return Equipment(**fields)
 
 
-def _check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
+def check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Raises an error unless names and shapes agree, before anything is copied."""
     shapes = _shapes(model)
     read = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -30,7 +30,9 @@ _IMPLEMENTATIONS = ("eager", "sdpa")
 class RPEViTAttention(ViTAttention):
     """ViT's attention with an encoding."""
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any):
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
         """Returns the attended tokens and, if asked for, the weights."""
         return _attend(self, hidden_states, hidden_states, attention_mask, kwargs)
 
@@ -38,7 +40,9 @@ class RPEViTAttention(ViTAttention):
 class RPEDeiTAttention(DeiTAttention):
     """DeiT's attention with an encoding."""
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any):
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
         """Returns the attended tokens and, if asked for, the weights."""
         return _attend(self, hidden_states, hidden_states, attention_mask, kwargs)
 
@@ -46,7 +50,9 @@ class RPEDeiTAttention(DeiTAttention):
 class RPEDinov2Attention(Dinov2Attention):
     """DINOv2's attention with an encoding."""
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any):
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
         """Returns the attended tokens and, if asked for, the weights."""
         return _attend(self, hidden_states, hidden_states, attention_mask, kwargs)
 
@@ -54,7 +60,9 @@ class RPEDinov2Attention(Dinov2Attention):
 class RPEDinov2WithRegistersAttention(Dinov2WithRegistersAttention):
     """The attention of DINOv2 with registers, with an encoding."""
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any):
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
         """Returns the attended tokens and, if asked for, the weights."""
         return _attend(self, hidden_states, hidden_states, attention_mask, kwargs)
 
@@ -68,7 +76,7 @@ class RPEDetrAttention(DetrSelfAttention):
         attention_mask: Tensor | None = None,
         position_embeddings: Tensor | None = None,
         **kwargs: Any,
-    ):
+    ) -> tuple[Tensor, Any]:
         """Returns the attended tokens and, if asked for, the weights."""
         x = hidden_states if position_embeddings is None else hidden_states + position_embeddings
         return _attend(self, x, hidden_states, attention_mask, kwargs)
@@ -77,7 +85,9 @@ class RPEDetrAttention(DetrSelfAttention):
 class RPESwinAttention(SwinAttention):
     """Swin's attention with an encoding, on the grid of a window, its own bias kept or dropped."""
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any):
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> tuple[Tensor, Any]:
         """Returns the attended tokens of each window and, if asked for, the weights."""
         bias = self._modules["relative_position_bias"]
         mask = None if bias is None else bias()  # 1 heads tokens tokens
@@ -90,7 +100,7 @@ class RPESwinAttention(SwinAttention):
 
 def _attend(
     attention: Any, x: Tensor, values: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Any]:
     """Attends to tokens of which `x` makes queries and keys; weights are those before dropout."""
     implementation = attention.config._attn_implementation
     if implementation not in _IMPLEMENTATIONS:

@@ -3,6 +3,7 @@
 import typer
 
 import irpe
+from irpe.cli import convert
 
 app = typer.Typer(
     name="irpe",
@@ -29,3 +30,6 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     ),
 ) -> None:
     """Image relative position encodings for vision transformers."""
+
+
+app.command("convert", epilog=convert.EXAMPLES, no_args_is_help=True)(convert.convert)
