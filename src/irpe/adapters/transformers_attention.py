@@ -92,8 +92,8 @@ class RPESwinAttention(SwinAttention):
         bias = self._modules["relative_position_bias"]
         mask = None if bias is None else bias()  # 1 heads tokens tokens
         if attention_mask is not None:
-            windows = len(hidden_states) // len(attention_mask)
-            shift = attention_mask.repeat(windows, 1, 1).unsqueeze(1)
+            repeats = hidden_states.shape[0] // attention_mask.shape[0]
+            shift = attention_mask.repeat(repeats, 1, 1).unsqueeze(1)
             mask = shift if mask is None else mask + shift
         return _attend(self, hidden_states, hidden_states, mask, kwargs)
 
