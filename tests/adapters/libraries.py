@@ -6,6 +6,9 @@ from adapters.hosts import images, perturb
 from torch import nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
+import irpe
+from irpe.adapters.equip import table_names
+
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": 8}
 WINDOW = 4
 
@@ -54,7 +57,10 @@ def make_detr(**arguments):
         sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 48}
     config = transformers.DetrConfig(**{**sizes, "backbone_config": backbone, **arguments})
     torch.manual_seed(0)
-    return perturb(transformers.DetrForObjectDetection(config).eval())
+    model = perturb(transformers.DetrForObjectDetection(config).eval())
+    with torch.no_grad():  # the features of a random ResNet are large: no attention would be soft
+        model.model.input_projection.weight.mul_(0.02)
+    return model
 
 
 def make_torchvision_vit(**arguments):
@@ -98,6 +104,15 @@ class Outputs(nn.Module):
             return out
         boxes = [out.pred_boxes] if "pred_boxes" in out else []
         return torch.cat([out.logits, *boxes], dim=-1)
+
+
+def equipped(make, spec="product-contextual-qkv", **arguments):
+    """An equipped model with random tables."""
+    model = irpe.equip(make(), spec, **arguments)
+    generator = torch.Generator().manual_seed(3)
+    for name in table_names(model):
+        torch.nn.init.normal_(model.get_parameter(name), std=0.5, generator=generator)
+    return model
 
 
 def predict(model, x):

@@ -8,7 +8,7 @@ import oracles
 import pytest
 import torch
 from adapters.hosts import gradients, perturb, state_of
-from adapters.libraries import HOSTS, IN_WINDOWS, WINDOW, Outputs, predict
+from adapters.libraries import HOSTS, IN_WINDOWS, WINDOW, Outputs, equipped, predict
 
 import irpe
 from irpe.adapters.equip import equipped_attentions
@@ -19,10 +19,6 @@ every_host = pytest.mark.parametrize(("make", "x", "prefix"), HOSTS.values(), id
 every_window = pytest.mark.parametrize(
     ("make", "x"), [host[:2] for host in IN_WINDOWS.values()], ids=IN_WINDOWS
 )
-
-
-def equipped(make, spec=SPEC, **arguments):
-    return perturb(irpe.equip(make(), spec, **arguments), seed=3)
 
 
 def assert_same(actual, expected, **tolerance):
