@@ -63,6 +63,14 @@ def make_detr(**arguments):
     return model
 
 
+def make_segmenter():
+    """DETR with a head for masks."""
+    config = make_detr(encoder_attention_heads=8, decoder_attention_heads=8).config
+    config.backbone_config.out_features = [f"stage{number}" for number in (1, 2, 3, 4)]
+    torch.manual_seed(0)
+    return perturb(transformers.DetrForSegmentation(config).eval())
+
+
 def make_torchvision_vit(**arguments):
     sizes = {"image_size": 32, "patch_size": 8, "num_layers": 2, "num_heads": 2, "hidden_dim": 32}
     torch.manual_seed(0)
@@ -102,6 +110,8 @@ class Outputs(nn.Module):
         out = self.model(x)
         if isinstance(out, torch.Tensor):
             return out
+        if "logits" not in out:
+            return out.last_hidden_state
         boxes = [out.pred_boxes] if "pred_boxes" in out else []
         return torch.cat([out.logits, *boxes], dim=-1)
 

@@ -14,6 +14,7 @@ from adapters.libraries import (
     make_detr,
     make_dinov2,
     make_dinov2_with_registers,
+    make_segmenter,
     make_swin,
     make_vit,
     predict,
@@ -163,12 +164,7 @@ def test_detr_has_no_prefix_tokens():
 
 
 def test_segmentation_with_detr():
-    config = make_detr(encoder_attention_heads=8, decoder_attention_heads=8).config
-    backbone = {"hidden_sizes": [8, 8, 8, 16], "out_features": [f"stage{n}" for n in (1, 2, 3, 4)]}
-    config.backbone_config = transformers.ResNetConfig(
-        embedding_size=8, depths=[1, 1, 1, 1], layer_type="basic", **backbone
-    )
-    model = perturb(transformers.DetrForSegmentation(config).eval())
+    model = make_segmenter()
     x = images(96, 160)
     expected = model(x).pred_masks
     irpe.equip(model, SPEC)

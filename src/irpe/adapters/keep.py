@@ -26,10 +26,7 @@ from irpe.extras import require
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
 # Attributes that do not make another model: they are the state that a module is in.
-_PASSING = {
-    "training", "grad_checkpointing", "enable_nested_tensor", "gradient_checkpointing",
-    "name_or_path", "_is_hf_initialized", "_output_capturing_hooks_installed",
-}  # fmt: skip
+_PASSING = {"training", "grad_checkpointing", "enable_nested_tensor"}
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -91,12 +88,7 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
         model = model.to(dtypes.pop()) if len(dtypes) == 1 else model
     with ExitStack() as undo:
-        try:
-            undo.push(_equip_all(description, model))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path / _DESCRIPTION} does not fit: {error}") from error
-        if not description["equipment"]:
-            raise ValueError(f"{path / _DESCRIPTION} is damaged: it names no encoding")
+        undo.push(_equip_all(description, path / _DESCRIPTION, model))
         check_tensors(model, tensors, path)
         undo.pop_all()
     model.load_state_dict(tensors)
@@ -118,22 +110,32 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
             twin = _build(host, Path())
         for call in equipment_of(model):
             apply_equipment(twin, call)
-        if _structure(twin) == _structure(model) and _layout(twin) == _layout(model):
+        passing = _PASSING | getattr(adapter, "PASSING", set[str]())
+        is_same = _structure(twin, passing) == _structure(model, passing)
+        if is_same and _layout(twin) == _layout(model):
             return host
     return None
 
 
-def _structure(model: nn.Module) -> dict[str, tuple[object, ...]]:
+def _structure(model: nn.Module, passing: set[str]) -> dict[str, tuple[object, ...]]:
     """Returns what the modules of a model are, besides their tensors."""
     return {
-        name: (type(module), {k: v for k, v in vars(module).items() if _tells(k, v)})
+        name: (
+            type(module),
+            {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in vars(module).items()
+                if key not in passing and _tells(value)
+            },
+        )
         for name, module in model.named_modules()
     }
 
 
-def _tells(name: str, value: object) -> bool:
-    is_plain = isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
-    return is_plain and name not in _PASSING
+def _tells(value: object) -> bool:
+    if isinstance(value, list):  # what was a tuple may have become a list in a description
+        return all(isinstance(item, int | float) for item in value)
+    return isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
 
 
 def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:
@@ -167,15 +169,21 @@ def _read_pretrained(
     if model is not None:
         raise ValueError(f"{path / 'config.json'} tells the model: leave model= out")
     description = adapter.read_config(path)
-    arguments = description["host"]["arguments"]
-    return description, adapter.read_tensors(path, arguments, partial(_equip_all, description))
+    equip = partial(_equip_all, description, path / "config.json")
+    return description, adapter.read_tensors(path, description["host"]["arguments"], equip)
 
 
-def _equip_all(description: dict[str, Any], model: nn.Module) -> ExitStack:
-    """Equips a model as described; closing what is returned undoes it."""
+def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> ExitStack:
+    """Equips a model as a file describes it; closing what is returned undoes it."""
     with ExitStack() as undo:
-        for call in description["equipment"]:
-            undo.push(apply_equipment(model, _equipment(call)))
+        try:
+            calls = [_equipment(call) for call in description["equipment"]]
+            for call in calls:
+                undo.push(apply_equipment(model, call))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} does not fit: {error}") from error
+        if not calls:
+            raise ValueError(f"{file} is damaged: it names no encoding")
         return undo.pop_all()
 
 

@@ -52,6 +52,11 @@ from irpe.adapters.transformers_attention import (
 )
 from irpe.core.sinusoid import sinusoid
 
+# Attributes that do not make another model: states, and what the configuration tells already.
+PASSING = {
+    "gradient_checkpointing", "name_or_path", "shift_size", "window_size", "_is_hf_initialized",
+    "_output_capturing_hooks_installed",
+}  # fmt: skip
 # By the embeddings: the block of the model, and the class that the attention in it gets.
 _VITS: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {
     ViTEmbeddings: (ViTLayer, RPEViTAttention),
@@ -294,9 +299,11 @@ def read_tensors(
         model_class.__init__(model, config)
         equip(model)
 
-    kind = type(arguments["class"], (model_class,), {"__init__": make})
+    # The names count: transformers looks up by them how it renames tensors.
+    names = {"__init__": make, "__module__": model_class.__module__}
+    kind: Any = type(model_class.__name__, (model_class,), names)
     try:
-        model, report = kind.from_pretrained(  # pyright: ignore[reportAttributeAccessIssue]
+        model, report = kind.from_pretrained(
             path,
             config=_config(model_class, arguments["config"]),
             dtype="auto",
