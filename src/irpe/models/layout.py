@@ -8,7 +8,9 @@ queries and keys are (heads, d, rows); cross keeps its two tables under names of
 import argparse
 import math
 import pickle
+import warnings
 from pathlib import Path
+from typing import IO, Any
 
 import torch
 from torch import Tensor, nn
@@ -27,23 +29,31 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file; the only other type that may occur in it is a Namespace."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: fetch it from {WHERE}")
+    with path.open("rb") as file:
+        content = _load(file, path)
+    tensors: Any = content.get("model") if isinstance(content, dict) else None
+    if not isinstance(tensors, dict) or not tensors:
+        raise ValueError(
+            f"{path} is no checkpoint of the authors' code: it has no tensors, 'model'"
+        )
+    wrong = [name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)]
+    if wrong:
+        raise ValueError(f"{path} is no checkpoint of the authors' code: {wrong[0]} is no tensor")
+    return tensors
+
+
+def _load(file: IO[bytes], path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        tensors = content["model"]
-        if not tensors or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-            raise TypeError("'model' holds no tensors")
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # of other versions of pickle
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ValueError(
             f"{path} is damaged, or holds something else than tensors and an argparse.Namespace; "
             "nothing in it was run"
         ) from None
-    except (EOFError, RuntimeError, KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{path} is damaged or no checkpoint of the authors' code, which has its tensors under "
-            f"'model': {error!r}"
-        ) from error
-    return tensors
+    except Exception as error:  # there are many ways to be damaged
+        raise ValueError(f"{path} is damaged or no file of PyTorch: {error!r}") from error
 
 
 def fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> nn.Module:
@@ -78,7 +88,10 @@ def _convert_tables(
         key = f"{name}.rpe_{letter}.{inside}lookup_table_{kind}"
         if key not in tensors:
             raise ValueError(f"{path} has no tensor {key}, which {spec} needs")
-        return tensors.pop(key)
+        table = tensors.pop(key)
+        if table.ndim != (2 if kind == "bias" else 3):
+            raise ValueError(f"{path} has no table but {tuple(table.shape)} numbers as {key}")
+        return table
 
     for number, inside in enumerate(_INSIDE[spec.method]):
         if spec.mode == "bias":
