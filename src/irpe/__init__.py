@@ -23,7 +23,7 @@ from irpe.ops.attention import (
 from irpe.ops.flops import register_flop_formulas
 
 if TYPE_CHECKING:
-    from irpe.models.published import load_published
+    from irpe.models.published import load_published as load_published
 
 __version__ = "0.1.0"
 
@@ -39,7 +39,6 @@ __all__ = [
     "bucket_maps",
     "equip",
     "load_equipped",
-    "load_published",
     "parameter_groups",
     "rpe_attention",
     "rpe_attention_weights",

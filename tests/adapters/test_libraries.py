@@ -16,6 +16,19 @@ from irpe.core import buckets
 
 SPEC = "product-contextual-qkv"
 every_host = pytest.mark.parametrize(("make", "x", "prefix"), HOSTS.values(), ids=HOSTS)
+
+
+def some_hosts(*names):
+    """The rest is slow."""
+    return pytest.mark.parametrize(
+        ("make", "x"),
+        [
+            pytest.param(*host[:2], id=name, marks=() if name in names else pytest.mark.slow)
+            for name, host in HOSTS.items()
+        ],
+    )
+
+
 every_window = pytest.mark.parametrize(
     ("make", "x"), [host[:2] for host in IN_WINDOWS.values()], ids=IN_WINDOWS
 )
@@ -87,9 +100,9 @@ def test_copies_and_pickles_are_equal_and_independent(make, x, prefix, duplicate
     assert torch.equal(predict(model, x), expected)
 
 
-@every_host
+@some_hosts("ViT", "torchvision's SwinTransformer")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_compile_without_a_graph_break(make, x, prefix):
+def test_compile_without_a_graph_break(make, x):
     buckets._cached_maps.cache_clear()
     torch._dynamo.reset()
     model = equipped(make)
@@ -101,9 +114,9 @@ def test_compile_without_a_graph_break(make, x, prefix):
     torch._dynamo.reset()
 
 
-@every_host
+@some_hosts("Swin", "DETR")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_export(make, x, prefix):
+def test_export(make, x):
     buckets._cached_maps.cache_clear()
     model = Outputs(equipped(make)).eval()
     dynamic = ({0: torch.export.Dim("batch", min=2)},)

@@ -203,6 +203,14 @@ WRONG = {
     "unknown argument": (lambda path: change_config(path, irpe=[{"trust": 1}]), "does not fit"),
     "other sizes": (lambda path: change_config(path, hidden_size=16), "does not fit"),
     "nonsense": (lambda path: change_config(path, hidden_size="x"), "no configuration"),
+    "fetched code": (
+        lambda path: change_config(path, attn_implementation="someone/kernel"),
+        "'someone/kernel' in a configuration may name code",
+    ),
+    "fetched code inside": (
+        lambda path: change_config(path, more={"_attn_implementation": "someone/kernel"}),
+        "may name code",
+    ),
     "not json": (lambda path: (path / "config.json").write_text("{"), "damaged"),
     "truncated": (truncate, "cannot be read"),
     "missing table": (lambda path: change_tensors(path, drop_a_table), "missing keys.*rpe"),

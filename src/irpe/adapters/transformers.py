@@ -331,7 +331,20 @@ def _model_class(name: str) -> Any:
 
 
 def _config(model_class: Any, values: dict[str, Any]) -> Any:
+    _refuse_code(values)
     try:
         return model_class.config_class.from_dict(dict(values))
     except (StrictDataclassError, AttributeError, TypeError) as error:
         raise ValueError(f"this is no configuration of {model_class.__name__}: {error}") from error
+
+
+def _refuse_code(values: dict[str, Any]) -> None:
+    """Raises an error if a configuration chooses something that may be fetched and run."""
+    for name, value in values.items():
+        if name.endswith("_implementation") or name in ("auto_map", "quantization_config"):
+            raise ValueError(
+                f"{name} = {value!r} in a configuration may name code to fetch and run: remove it, "
+                "and choose it when the model is loaded"
+            )
+        if isinstance(value, dict):
+            _refuse_code(value)
