@@ -194,6 +194,17 @@ def test_the_parts_of_an_attention_are_told_apart():
         assert torch.equal(part, weight[3 * number : 3 * number + 3])
 
 
+@pytest.mark.parametrize("weight", [torch.ones(()), torch.ones(2, 16), torch.ones(50, 16)])
+def test_attentions_that_cannot_be_parted_are_refused(tmp_path, weight):
+    model = make_detr("product-contextual-k@2")
+    authors_file(tmp_path / "x.pth", model)
+    tensors = torch.load(tmp_path / "x.pth", weights_only=False)["model"]
+    name = "transformer.encoder.layers.1.self_attn.in_proj_weight"
+    authors.write(tmp_path / "x.pth", tensors | {name: weight})
+    with pytest.raises(ValueError, match=r"in_proj_weight|q_proj\.weight"):
+        irpe.load_published(tmp_path / "x.pth", model=model)
+
+
 @pytest.mark.parametrize(
     ("name", "spec"),
     [

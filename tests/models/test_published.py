@@ -194,6 +194,7 @@ CONTENTS = {
     "no model": {"state_dict": {}},
     "empty": {"model": {}},
     "not tensors": {"model": {"a": 1}},
+    "not names": {"model": {1: torch.ones(2)}},
     "a list": [1, 2],
     "a tensor": torch.ones(2),
     "nothing": None,
@@ -245,6 +246,12 @@ def test_no_type_but_a_namespace_is_allowed(tmp_path):
     torch.save({"model": tensors, "args": collections.deque([1])}, path)
     check_refused(path, model, "nothing in it was run")
     assert authors.ARGS.__class__ not in torch.serialization.get_safe_globals()
+
+
+def test_the_function_is_public_and_nothing_else_is_made_up():
+    assert "published" in irpe.load_published.__doc__
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = irpe.no_such_name
 
 
 def test_a_missing_file():

@@ -254,9 +254,8 @@ def _write_config(config: Any, calls: list[dict[str, Any]]) -> Undo:
 def describe(model: nn.Module) -> dict[str, Any] | None:
     """Returns the class and the configuration of a model of transformers."""
     name = type(model).__name__
-    if not isinstance(model, PreTrainedModel) or getattr(transformers, name, None) is not type(
-        model
-    ):
+    is_known = getattr(transformers, name, None) is type(model)
+    if not is_known or not isinstance(model, PreTrainedModel):
         return None
     config = json.loads(model.config.to_json_string(use_diff=False))
     config.pop("irpe", None)
@@ -300,8 +299,8 @@ def read_tensors(
         equip(model)
 
     # The names count: transformers looks up by them how it renames tensors.
-    names = {"__init__": make, "__module__": model_class.__module__}
-    kind: Any = type(model_class.__name__, (model_class,), names)
+    body = {"__init__": make, "__module__": model_class.__module__}
+    kind: Any = type(model_class.__name__, (model_class,), body)
     try:
         model, report = kind.from_pretrained(
             path,

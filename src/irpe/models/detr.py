@@ -53,13 +53,16 @@ def build_detr(spec: RPESpec) -> nn.Module:
 
 
 def rename_detr(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of an original DETR by transformers' names, q, k and v apart."""
+    """Returns the tensors of an original DETR by transformers' names, q, k and v apart.
+
+    What it does not know keeps its name, so that it is missed where the model is filled.
+    """
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         for pattern, replacement in _RENAMES:
             name = re.sub(pattern, replacement, name)
         head, in_proj, kind = name.partition(".in_proj_")
-        if not in_proj:
+        if not in_proj or tensor.ndim == 0 or len(tensor) % 3:
             renamed[name] = tensor
             continue
         for letter, part in zip("qkv", tensor.chunk(3), strict=True):

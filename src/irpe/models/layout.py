@@ -34,11 +34,13 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     tensors: Any = content.get("model") if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not tensors:
         raise ValueError(
-            f"{path} is no checkpoint of the authors' code: it has no tensors, 'model'"
+            f"{path} is no checkpoint of the authors' code, which has its tensors under 'model'"
         )
-    wrong = [name for name, tensor in tensors.items() if not isinstance(tensor, Tensor)]
-    if wrong:
-        raise ValueError(f"{path} is no checkpoint of the authors' code: {wrong[0]} is no tensor")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str) or not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{path} is no checkpoint of the authors' code: {name!r} names no tensor"
+            )
     return tensors
 
 
@@ -90,7 +92,7 @@ def _convert_tables(
             raise ValueError(f"{path} has no tensor {key}, which {spec} needs")
         table = tensors.pop(key)
         if table.ndim != (2 if kind == "bias" else 3):
-            raise ValueError(f"{path} has no table but {tuple(table.shape)} numbers as {key}")
+            raise ValueError(f"{path} has {tuple(table.shape)} numbers as {key}, which is no table")
         return table
 
     for number, inside in enumerate(_INSIDE[spec.method]):
