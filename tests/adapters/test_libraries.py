@@ -126,6 +126,21 @@ def test_export(make, x):
     assert "irpe" not in str(program.graph)
 
 
+@some_hosts()
+@pytest.mark.filterwarnings("ignore")  # the exporter warns of its own deprecations
+def test_onnx_runtime_agrees(make, x, tmp_path):
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra 'export'")
+    pytest.importorskip("onnxscript", reason="needs the extra 'export'")
+    model, path = Outputs(equipped(make)).eval(), tmp_path / "model.onnx"
+    dynamic = ({0: torch.export.Dim("batch")},)
+    torch.onnx.export(model, (x,), path, dynamo=True, dynamic_shapes=dynamic, verbose=False)
+    session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for batch in (x[:1], torch.cat([x, x * 2, x])):
+        (actual,) = session.run(None, {session.get_inputs()[0].name: batch.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(actual), model(batch), rtol=0, atol=1e-4)
+
+
 @every_host
 def test_wrong_arguments_leave_the_model_unchanged(make, x, prefix):
     for arguments in ({"layers": [99]}, {"spec": "no-such-thing"}, {"absolute": "learned"}):

@@ -55,7 +55,8 @@ def _load(file: IO[bytes], path: Path) -> Any:
             "nothing in it was run"
         ) from None
     except Exception as error:  # there are many ways to be damaged
-        raise ValueError(f"{path} is damaged or no file of PyTorch: {error!r}") from error
+        reason = str(error).partition(". ")[0] or type(error).__name__
+        raise ValueError(f"{path} is damaged or no file of PyTorch: {reason}") from error
 
 
 def fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> nn.Module:
