@@ -18,6 +18,7 @@ def blocks(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_python_in_the_documentation_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("timm", reason="needs the extra 'timm'")
+    pytest.importorskip("transformers", reason="needs the extra 'transformers'")
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     for code in blocks(page):
@@ -40,10 +41,17 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     assert "saved to ./finetuned" in capsys.readouterr().out
 
 
+HOSTS = ("| timm", "| transformers", "| torchvision", "| torch.nn")
+FAMILIES = ("ViT", "DeiT", "DINOv2", "registers", "Swin", "DETR")  # as transformers' row names them
+
+
 def test_the_table_of_hosts_names_what_can_be_equipped_and_is_tested():
     lines = (ROOT / "README.md").read_text().splitlines()
-    rows = [line for line in lines if line.startswith(("| timm", "| torch.nn"))]
+    rows = [line for line in lines if line.startswith(HOSTS)]
+    assert len(rows) == len(HOSTS)
     named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)}
     assert named == set(re.findall(r"[A-Z][a-z]+[A-Z]\w+", equip._SUPPORTED))
+    assert all(family in rows[1] and family in equip._SUPPORTED for family in FAMILIES)
     tests = "".join(path.read_text() for path in (ROOT / "tests/adapters").glob("*.py"))
-    assert all(name.removesuffix("Transformer") in tests for name in named)
+    names = {*FAMILIES, *(name.removesuffix("Transformer") for name in named)}
+    assert all(name in tests for name in names)

@@ -3,6 +3,8 @@
 From "Rethinking and Improving Relative Position Encoding for Vision Transformer" (ICCV 2021).
 """
 
+from typing import TYPE_CHECKING, Any
+
 from irpe.adapters.equip import equip
 from irpe.adapters.keep import load_equipped, save_equipped
 from irpe.adapters.report import parameter_groups, summary
@@ -19,6 +21,9 @@ from irpe.ops.attention import (
     rpe_scores,
 )
 from irpe.ops.flops import register_flop_formulas
+
+if TYPE_CHECKING:
+    from irpe.models.published import load_published as load_published
 
 __version__ = "0.1.0"
 
@@ -43,3 +48,12 @@ __all__ = [
 ]
 
 register_flop_formulas()
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what needs timm when it is first asked for."""
+    if name != "load_published":
+        raise AttributeError(f"module 'irpe' has no attribute {name!r}")
+    from irpe.models.published import load_published
+
+    return load_published

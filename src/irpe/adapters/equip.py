@@ -1,10 +1,9 @@
 """`equip`: gives an existing model its encodings, in place, in one line."""
 
 import importlib
-import sys
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,10 +26,17 @@ from irpe.core.spec import RPESpec
 Model = TypeVar("Model", bound=nn.Module)
 
 # In order: the first adapter that finds an attention takes the model.
-ADAPTERS = {"timm": "irpe.adapters.timm", "torch": "irpe.adapters.torch_nn"}
+ADAPTERS = {
+    "timm": "irpe.adapters.timm",
+    "transformers": "irpe.adapters.transformers",
+    "torchvision": "irpe.adapters.torchvision",
+    "torch": "irpe.adapters.torch_nn",
+}
 _SUPPORTED = (
     "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...) and "
-    "SwinTransformer; torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder"
+    "SwinTransformer; transformers' ViT, DeiT, DINOv2 with and without registers, Swin and DETR; "
+    "torchvision's VisionTransformer and SwinTransformer; torch.nn's MultiheadAttention, "
+    "TransformerEncoderLayer and TransformerEncoder"
 )
 _CHOICES = {"absolute": ("keep", "none", "sinusoid"), "builtin_bias": ("keep", "drop")}
 _EQUIPMENT = "_irpe_equipment"
@@ -46,6 +52,10 @@ class Equipment:
     layers: tuple[int, ...] | None
     absolute: str
     builtin_bias: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the arguments as json can hold them."""
+        return {**asdict(self), "spec": str(self.spec)}
 
 
 def equip(
@@ -63,7 +73,8 @@ def equip(
     is raised and the model is what it was too.
 
     Args:
-        model: A model of timm or of torch.nn, or one that contains such a model.
+        model: A model of timm, transformers, torchvision or torch.nn, or one that contains such a
+            model.
         spec: The encoding, or its text, for example "product-contextual-k".
         grid: The shape of the grid of patches; `None` takes it from the model, input by input.
         num_prefix_tokens: How many tokens stand before the patches; `None` takes it from the model.
@@ -91,7 +102,11 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
     plan = _find(model, request)
     sites = choose_layers(plan.sites, call.layers)
     check_sites(sites)
-    return inject(sites, [*plan.changes, partial(_note, model, call)], call.spec)
+    changes = [*plan.changes, partial(_note, model, call)]
+    if plan.record is not None:
+        calls = [each.to_dict() for each in (*equipment_of(model), call)]
+        changes.append(partial(plan.record, calls))
+    return inject(sites, changes, call.spec)
 
 
 def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
@@ -114,12 +129,22 @@ def equipped_attentions(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def adapters_of(model: nn.Module) -> dict[str, Any]:
+    """Returns the adapters of the libraries that a model has modules of, by the libraries."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    libraries = {kind.__module__.partition(".")[0] for kind in kinds}
+    return {
+        library: importlib.import_module(adapter)
+        for library, adapter in ADAPTERS.items()
+        if library in libraries
+    }
+
+
 def _find(model: nn.Module, request: Request) -> Plan:
-    for library, adapter in ADAPTERS.items():
-        if library in sys.modules:  # else the model cannot come from it
-            plan = importlib.import_module(adapter).plan(model, request)
-            if plan.sites:
-                return plan
+    for adapter in adapters_of(model).values():
+        plan = adapter.plan(model, request)
+        if plan.sites:
+            return plan
     kinds = sorted({type(m).__qualname__ for m in model.modules() if "Att" in type(m).__name__})
     found = f"its attention is {', '.join(kinds)}" if kinds else "it has no attention"
     raise ValueError(

@@ -89,10 +89,13 @@ class Plan:
     Args:
         sites: The attentions, counted from the input.
         changes: What else is to be changed in the model.
+        record: Writes down, in the library's own way, how the model was equipped: takes a list
+            that json can hold.
     """
 
     sites: list[Site] = field(default_factory=list[Site])
     changes: list[Change] = field(default_factory=list[Change])
+    record: Callable[[list[dict[str, Any]]], Undo] | None = None
 
 
 def inject(sites: Sequence[Site], changes: Sequence[Change], spec: RPESpec) -> ExitStack:
@@ -146,6 +149,15 @@ def check_sites(sites: Sequence[Site]) -> None:
             )
         if site.check is not None:
             site.check()
+
+
+def check_window(request: Request) -> None:
+    """Raises an error if a Swin transformer was asked for what its windows decide."""
+    if request.grid is not None or request.num_prefix_tokens:
+        raise ValueError(
+            f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
+            "a Swin transformer works on its windows; leave both to the model"
+        )
 
 
 def is_equipped(module: nn.Module) -> bool:

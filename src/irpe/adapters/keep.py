@@ -7,10 +7,8 @@ there, so that it is complete or not there at all.
 import importlib
 import json
 import os
-import sys
 import tempfile
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -21,8 +19,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from irpe.adapters.equip import ADAPTERS, Equipment, apply_equipment, equipment_of
+from irpe.adapters.equip import ADAPTERS, Equipment, adapters_of, apply_equipment, equipment_of
 from irpe.core.spec import RPESpec
+from irpe.extras import require
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
@@ -47,7 +46,7 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         )
     description = {
         "format": _FORMAT,
-        "equipment": [{**asdict(call), "spec": str(call.spec)} for call in equipment],
+        "equipment": [call.to_dict() for call in equipment],
         "host": _describe(model),
     }
     tensors = {
@@ -74,27 +73,23 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     """Returns the equipped model that `save_equipped` wrote, in eval mode.
 
     Args:
-        path: The directory.
+        path: The directory; one that `save_pretrained` of transformers wrote will do too.
         model: A plain model of the same kind, for models that cannot be built from a description;
             it is equipped and filled in place.
     """
     path = Path(path)
-    description = _read_description(path / _DESCRIPTION)
-    tensors = _read_tensors(path / _TENSORS)
+    if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():
+        description, tensors = _read_pretrained(path, model)
+    else:
+        description = _read_description(path / _DESCRIPTION)
+        tensors = _read_tensors(path / _TENSORS)
     if model is None:
         model = _build(description["host"], path)
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
         model = model.to(dtypes.pop()) if len(dtypes) == 1 else model
     with ExitStack() as undo:
-        try:
-            calls = [_equipment(call) for call in description["equipment"]]
-            for call in calls:
-                undo.push(apply_equipment(model, call))
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{path / _DESCRIPTION} does not fit: {error}") from error
-        if not calls:
-            raise ValueError(f"{path / _DESCRIPTION} is damaged: it names no encoding")
-        _check_tensors(model, tensors, path)
+        undo.push(_equip_all(description, path / _DESCRIPTION, model))
+        check_tensors(model, tensors, path)
         undo.pop_all()
     model.load_state_dict(tensors)
     return model.eval()
@@ -106,10 +101,8 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
     Libraries do not record all arguments of a model, so a description counts only if the model that
     it builds is the same: layer by layer, and tensor by tensor in name and shape.
     """
-    for library, adapter in ADAPTERS.items():
-        if library not in sys.modules:
-            continue
-        arguments = importlib.import_module(adapter).describe(model)
+    for library, adapter in adapters_of(model).items():
+        arguments = adapter.describe(model)
         if arguments is None:
             continue
         host = {"library": library, "arguments": arguments}
@@ -117,22 +110,32 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
             twin = _build(host, Path())
         for call in equipment_of(model):
             apply_equipment(twin, call)
-        if _structure(twin) == _structure(model) and _layout(twin) == _layout(model):
+        passing = _PASSING | getattr(adapter, "PASSING", set[str]())
+        is_same = _structure(twin, passing) == _structure(model, passing)
+        if is_same and _layout(twin) == _layout(model):
             return host
     return None
 
 
-def _structure(model: nn.Module) -> dict[str, tuple[object, ...]]:
+def _structure(model: nn.Module, passing: set[str]) -> dict[str, tuple[object, ...]]:
     """Returns what the modules of a model are, besides their tensors."""
     return {
-        name: (type(module), {k: v for k, v in vars(module).items() if _tells(k, v)})
+        name: (
+            type(module),
+            {
+                key: tuple(value) if isinstance(value, list) else value
+                for key, value in vars(module).items()
+                if key not in passing and _tells(value)
+            },
+        )
         for name, module in model.named_modules()
     }
 
 
-def _tells(name: str, value: object) -> bool:
-    is_plain = isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
-    return is_plain and name not in _PASSING
+def _tells(value: object) -> bool:
+    if isinstance(value, list):  # what was a tuple may have become a list in a description
+        return all(isinstance(item, int | float) for item in value)
+    return isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
 
 
 def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:
@@ -156,6 +159,32 @@ def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
         raise ValueError(
             f"{path / _DESCRIPTION} describes no model of {', '.join(ADAPTERS)}: {error!r}"
         ) from error
+
+
+def _read_pretrained(
+    path: Path, model: nn.Module | None
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    require("transformers", "transformers")
+    adapter = importlib.import_module(ADAPTERS["transformers"])
+    if model is not None:
+        raise ValueError(f"{path / 'config.json'} tells the model: leave model= out")
+    description = adapter.read_config(path)
+    equip = partial(_equip_all, description, path / "config.json")
+    return description, adapter.read_tensors(path, description["host"]["arguments"], equip)
+
+
+def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> ExitStack:
+    """Equips a model as a file describes it; closing what is returned undoes it."""
+    with ExitStack() as undo:
+        try:
+            calls = [_equipment(call) for call in description["equipment"]]
+            for call in calls:
+                undo.push(apply_equipment(model, call))
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{file} does not fit: {error}") from error
+        if not calls:
+            raise ValueError(f"{file} is damaged: it names no encoding")
+        return undo.pop_all()
 
 
 def _read_description(path: Path) -> dict[str, Any]:
@@ -188,7 +217,7 @@ def _equipment(call: dict[str, Any]) -> Equipment:
     return Equipment(**fields)
 
 
-def _check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
+def check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
     """Raises an error unless names and shapes agree, before anything is copied."""
     shapes = _shapes(model)
     read = {name: tuple(tensor.shape) for name, tensor in tensors.items()}

@@ -10,14 +10,15 @@ from timm.layers.drop import DropPath
 from timm.models.swin_transformer import SwinTransformer, WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from torch.utils.weak import WeakIdKeyDictionary
 
+from irpe.adapters.follow import follow_grid
 from irpe.adapters.inject import (
     GridSource,
     Plan,
     Request,
     Site,
     Undo,
+    check_window,
     encoding_of,
     grid_of,
     replace_by_buffer,
@@ -110,30 +111,6 @@ class RecordGrid:
         self.source.grid = (height, width)
 
 
-class RecallGrid:
-    """A hook on the blocks that knows the grid again when gradient checkpointing repeats them.
-
-    The tokens that enter a block belong to one input. Checkpointing hands the same tokens to the
-    first block that it repeats, maybe after the model has seen an input with another grid.
-
-    Args:
-        source: Where the attentions look the grid up.
-    """
-
-    def __init__(self, source: GridSource) -> None:
-        self.source = source
-        self.grids = WeakIdKeyDictionary()
-
-    def __call__(self, block: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Notes the grid of the tokens, or recalls it."""
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-            return
-        self.source.grid = self.grids.setdefault(inputs[0], self.source.grid)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RecallGrid, (self.source,)
-
-
 class SetInputSize:
     """Stands for a model's own `set_input_size`, which would learn an absolute encoding again.
 
@@ -208,11 +185,7 @@ def _plan_window(found: Plan, attention: WindowAttention, name: str, request: Re
 
 
 def _check_window(request: Request) -> None:
-    if request.grid is not None or request.num_prefix_tokens:
-        raise ValueError(
-            f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
-            "a Swin transformer works on its windows; leave both to the model"
-        )
+    check_window(request)
     if request.absolute == "sinusoid":
         raise ValueError(
             "absolute 'sinusoid': a Swin transformer has no absolute encoding to replace; use "
@@ -222,17 +195,7 @@ def _check_window(request: Request) -> None:
 
 def _follow_grid(vit: VisionTransformer, source: GridSource) -> Undo:
     blocks: Any = vit.blocks
-    recall = RecallGrid(source)
-    handles = [
-        vit.patch_embed.register_forward_hook(RecordGrid(source)),
-        *(block.register_forward_pre_hook(recall) for block in blocks),
-    ]
-
-    def undo() -> None:
-        for handle in handles:
-            handle.remove()
-
-    return undo
+    return follow_grid(vit.patch_embed, RecordGrid(source), blocks, source)
 
 
 def _drop_bias(attention: WindowAttention) -> Undo:

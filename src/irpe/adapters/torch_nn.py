@@ -4,53 +4,11 @@ from functools import partial
 from types import NoneType
 from typing import Any
 
-import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
-from irpe.adapters.inject import GridSource, Plan, Request, Site, Undo, encoding_of, grid_of
-
-
-class RPEMultiheadAttention(nn.MultiheadAttention):
-    """torch's self-attention with an encoding."""
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the attended tokens and, if asked for, the weights, as torch's own does."""
-        if key is not query or value is not query:
-            raise ValueError(
-                "query, key and value differ: an encoding relates the tokens of one grid to each "
-                "other; leave cross-attention out with layers="
-            )
-        if is_causal and attn_mask is None:
-            raise ValueError("is_causal=True is a hint about attn_mask: pass the mask too")
-        is_batched = query.ndim == 3
-        x = query if is_batched else query.unsqueeze(0)
-        x = x if self.batch_first or not is_batched else x.transpose(0, 1)
-        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
-        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-
-        mask = _combined_mask(attn_mask, key_padding_mask, q)
-        encoding, grid = encoding_of(self), grid_of(self).current()
-        dropout_p = self.dropout if self.training else 0.0
-        z = encoding(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
-        out = self.out_proj(z.transpose(1, 2).flatten(2))
-        weights = encoding.weights(q, k, grid=grid, attn_mask=mask) if need_weights else None
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(dim=1)
-        if not is_batched:
-            return out.squeeze(0), None if weights is None else weights.squeeze(0)
-        return (out if self.batch_first else out.transpose(0, 1)), weights
+from irpe.adapters.inject import GridSource, Plan, Request, Site, Undo
+from irpe.adapters.multihead import RPEMultiheadAttention, leave_fast_path
 
 
 def plan(model: nn.Module, request: Request) -> Plan:
@@ -75,7 +33,7 @@ def plan(model: nn.Module, request: Request) -> Plan:
                 head_dim=attention.head_dim,
                 num_prefix_tokens=request.num_prefix_tokens or 0,
                 grid=source,
-                change=partial(_leave_fast_path, attention),
+                change=partial(leave_fast_path, attention),
                 check=partial(_check, attention, name, request),
             )
         )
@@ -106,44 +64,11 @@ def _check(attention: nn.MultiheadAttention, name: str, request: Request) -> Non
         )
 
 
-def _leave_fast_path(attention: nn.MultiheadAttention) -> Undo:
-    """Makes TransformerEncoderLayer call the attention in eval mode too.
-
-    Its fused path for inference reads the weights and never calls the attention. It is not taken
-    for attentions whose q, k and v have weights of their own; nothing else reads this attribute.
-    """
-    attention._qkv_same_embed_dim = False
-    return partial(setattr, attention, "_qkv_same_embed_dim", True)
-
-
 def _keep_padding(encoder: nn.TransformerEncoder) -> Undo:
     """Makes an encoder leave padded tokens where they are: without them there is no grid."""
     before = encoder.use_nested_tensor
     encoder.use_nested_tensor = False
     return partial(setattr, encoder, "use_nested_tensor", before)
-
-
-def _combined_mask(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor
-) -> Tensor | None:
-    """Returns torch.nn's two masks as one: there True means that a key does not take part."""
-    parts: list[Tensor] = []
-    if attn_mask is not None:
-        per_head = attn_mask.ndim == 3
-        parts.append(attn_mask.unflatten(0, (-1, q.shape[1])) if per_head else attn_mask)
-    if key_padding_mask is not None:
-        parts.append(key_padding_mask.reshape(-1, 1, 1, key_padding_mask.shape[-1]))
-    if not parts:
-        return None
-    if all(part.dtype == torch.bool for part in parts):
-        return ~(parts[0] if len(parts) == 1 else parts[0] | parts[1])
-    numbers = [
-        torch.zeros_like(part, dtype=q.dtype).masked_fill_(part, float("-inf"))
-        if part.dtype == torch.bool
-        else part
-        for part in parts
-    ]
-    return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]
 
 
 def describe(model: nn.Module) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 import typer
 
 import irpe
-from irpe.cli import ablate, evaluate, train
+from irpe.cli import ablate, convert, evaluate, train
 
 app = typer.Typer(
     name="irpe",
@@ -34,3 +34,6 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     ),
 ) -> None:
     """Image relative position encodings for vision transformers."""
+
+
+app.command("convert", epilog=convert.EXAMPLES, no_args_is_help=True)(convert.convert)

@@ -1,0 +1,214 @@
+"""torchvision: VisionTransformer and SwinTransformer."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+from torchvision.models.swin_transformer import ShiftedWindowAttention, SwinTransformer
+from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
+
+from irpe.adapters.follow import RecordFeatureMap, follow_grid
+from irpe.adapters.inject import (
+    GridSource,
+    Plan,
+    Request,
+    Site,
+    Undo,
+    check_window,
+    encoding_of,
+    grid_of,
+    replace_by_buffer,
+)
+from irpe.adapters.multihead import RPEMultiheadAttention
+from irpe.core.sinusoid import sinusoid
+
+_APART = -100.0  # what the scores of tokens from different places get in a shifted window
+
+
+class RPEShiftedWindowAttention(ShiftedWindowAttention):
+    """Swin's attention with an encoding, on the grid of a window, its own bias kept or dropped."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the attended tokens; `x` is batch, rows, columns, channels."""
+        window, rows, columns = self.window_size, x.shape[1], x.shape[2]
+        x = F.pad(x, (0, 0, 0, -columns % window[1], 0, -rows % window[0]))
+        size = x.shape[1:3]
+        shift = [
+            0 if window[axis] >= size[axis] else self.shift_size[axis] for axis in range(len(size))
+        ]
+        rolled = torch.roll(x, (-shift[0], -shift[1]), dims=(1, 2))
+        z = self._attend(_split(rolled, window), self._mask(size, shift, x))
+        z = torch.roll(_join(z, size, window), (shift[0], shift[1]), dims=(1, 2))
+        return z[:, :rows, :columns].contiguous()
+
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the attended tokens of each window; `x` is batch, windows, tokens, channels."""
+        batch, windows = x.shape[:2]
+        qkv = self.qkv(x.flatten(0, 1)).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # batch*windows heads tokens dim
+        if mask is not None and len(mask) == windows:
+            mask = mask.repeat(batch, 1, 1, 1)
+        dropout_p = self.attention_dropout if self.training else 0.0
+        grid = grid_of(self).current()
+        z = encoding_of(self)(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
+        z = F.dropout(self.proj(z.transpose(1, 2).flatten(2)), self.dropout, self.training)
+        return z.unflatten(0, (batch, windows))
+
+    def _mask(self, size: Sequence[int], shift: Sequence[int], like: Tensor) -> Tensor | None:
+        """Returns Swin's own bias and the mask of shifted windows, added up."""
+        bias = None
+        if self._parameters["relative_position_bias_table"] is not None:
+            bias = self.get_relative_position_bias()  # 1 heads tokens tokens
+        if not any(shift):
+            return bias
+        rows, columns = (_places(*axis) for axis in zip(size, self.window_size, shift, strict=True))
+        place = (3 * rows[:, None] + columns).to(like.device)[None, :, :, None]
+        place = _split(place, self.window_size)[0, ..., 0]  # windows tokens
+        is_apart = place[:, None, :, None] != place[:, None, None, :]
+        mask = torch.zeros_like(is_apart, dtype=like.dtype).masked_fill(is_apart, _APART)
+        return mask if bias is None else bias + mask
+
+
+def _places(size: int, window: int, shift: int) -> Tensor:
+    """Returns which part of the image each coordinate of a rolled axis comes from."""
+    position = torch.arange(size)
+    if shift == 0:
+        return torch.zeros_like(position)
+    return (position >= size - window).long() + (position >= size - shift).long()
+
+
+def _split(x: Tensor, window: Sequence[int]) -> Tensor:
+    """Cuts an image into windows: batch windows tokens channels."""
+    x = x.unflatten(2, (-1, window[1])).unflatten(1, (-1, window[0]))
+    return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def _join(x: Tensor, size: Sequence[int], window: Sequence[int]) -> Tensor:
+    """Puts windows together again: batch rows columns channels."""
+    x = x.unflatten(2, tuple(window)).unflatten(1, (size[0] // window[0], size[1] // window[1]))
+    return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def plan(model: nn.Module, request: Request) -> Plan:
+    """Returns the attentions of all torchvision transformers in a model, and what else changes."""
+    found = Plan()
+    for name, module in model.named_modules():
+        if isinstance(module, VisionTransformer):
+            _plan_vit(found, module, name, request)
+        elif isinstance(module, ShiftedWindowAttention):
+            _plan_window(found, module, name, request)
+    return found
+
+
+def _plan_vit(found: Plan, vit: VisionTransformer, name: str, request: Request) -> None:
+    side, count = vit.image_size // vit.patch_size, request.num_prefix_tokens
+    source = GridSource(request.grid or (side, side))
+    blocks: dict[str, Any] = {
+        path: m for path, m in vit.named_modules(prefix=name) if isinstance(m, EncoderBlock)
+    }
+    for path, block in blocks.items():
+        found.sites.append(
+            Site(
+                name=f"{path}.self_attention",
+                attention=block.self_attention,
+                equipped_class=RPEMultiheadAttention,
+                num_heads=block.self_attention.num_heads,
+                head_dim=block.self_attention.head_dim,
+                num_prefix_tokens=1 if count is None else count,
+                grid=source,
+            )
+        )
+    if request.grid is None:
+        record = RecordFeatureMap(source)
+        found.changes.append(partial(follow_grid, vit.conv_proj, record, blocks.values(), source))
+    if request.absolute != "keep":
+        found.changes.append(partial(_put_absolute, vit.encoder, (side, side), request.absolute))
+
+
+def _plan_window(
+    found: Plan, attention: ShiftedWindowAttention, name: str, request: Request
+) -> None:
+    drops_bias = request.builtin_bias == "drop"
+    found.sites.append(
+        Site(
+            name=name,
+            attention=attention,
+            equipped_class=RPEShiftedWindowAttention,
+            num_heads=attention.num_heads,
+            head_dim=attention.qkv.in_features // attention.num_heads,
+            num_prefix_tokens=0,
+            grid=GridSource(attention.window_size),
+            change=partial(_drop_bias, attention) if drops_bias else None,
+            check=partial(_check_window, request),
+        )
+    )
+
+
+def _check_window(request: Request) -> None:
+    check_window(request)
+    if request.absolute == "sinusoid":
+        raise ValueError(
+            "absolute 'sinusoid': a Swin transformer has no absolute encoding to replace; use "
+            "'keep' or 'none'"
+        )
+
+
+def _drop_bias(attention: ShiftedWindowAttention) -> Undo:
+    parameters, name = attention._parameters, "relative_position_bias_table"
+    learned = parameters[name]
+    parameters[name] = None
+    return partial(parameters.__setitem__, name, learned)
+
+
+def _put_absolute(encoder: Any, grid: tuple[int, int], absolute: str) -> Undo:
+    """Puts zeros or sines in the place of the learned encoding."""
+    values = torch.zeros_like(encoder.pos_embedding.detach())
+    if absolute == "sinusoid":
+        patches = sinusoid(grid, values.shape[-1])
+        values[:, -len(patches) :] = patches.to(values)
+    return replace_by_buffer(encoder, "pos_embedding", values)
+
+
+def describe(model: nn.Module) -> dict[str, Any] | None:
+    """Returns the arguments with which a model of torchvision was made, as far as it tells them."""
+    if isinstance(model, VisionTransformer):
+        first: Any = model.encoder.layers[0]
+        names = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "dropout")
+        names = (*names, "attention_dropout", "num_classes", "representation_size")
+        return {
+            "kind": "VisionTransformer",
+            "num_layers": len(model.encoder.layers),
+            "num_heads": first.num_heads,
+            **{name: getattr(model, name) for name in names},
+        }
+    if not isinstance(model, SwinTransformer):
+        return None
+    features: Any = model.features
+    stages = features[1::2]
+    first, last = stages[0][0], stages[-1][-1]
+    return {
+        "kind": "SwinTransformer",
+        "patch_size": list(features[0][0].kernel_size),
+        "embed_dim": features[0][0].out_channels,
+        "depths": [len(stage) for stage in stages],
+        "num_heads": [stage[0].attn.num_heads for stage in stages],
+        "window_size": list(first.attn.window_size),
+        "mlp_ratio": first.mlp[0].out_features / first.mlp[0].in_features,
+        "dropout": first.attn.dropout,
+        "attention_dropout": first.attn.attention_dropout,
+        "stochastic_depth_prob": round(last.stochastic_depth.p, 12),  # as it was before a division
+        "num_classes": model.num_classes,
+    }
+
+
+def build(arguments: dict[str, Any]) -> nn.Module:
+    """Returns the plain model of a description."""
+    kinds = {"VisionTransformer": VisionTransformer, "SwinTransformer": SwinTransformer}
+    arguments = dict(arguments)
+    kind = arguments.pop("kind")
+    if kind not in kinds:
+        raise ValueError(f"kind {kind!r} is not one of {', '.join(kinds)}")
+    return kinds[kind](**arguments)

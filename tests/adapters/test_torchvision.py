@@ -1,0 +1,97 @@
+"""What torchvision has that other libraries have not: windows inside its attention, fixed sizes."""
+
+import functools
+
+import oracles
+import pytest
+import torch
+from adapters.hosts import images, state_of
+from adapters.libraries import equipped, make_torchvision_swin, make_torchvision_vit
+from torchvision.models import VisionTransformer, swin_v2_t
+from torchvision.models.vision_transformer import ConvStemConfig
+
+import irpe
+from irpe.core.sinusoid import sinusoid
+
+SPEC = "product-contextual-qkv"
+
+
+def in_windows(attention, x, shift):
+    """Eq. 13-17 in windows of 2 x 4 that lie `shift` further, by loops over windows and places."""
+    rows, columns = x.shape[1:3]
+    index = functools.partial(oracles.clip, beta=2)
+    (ids,), _ = oracles.bucket_ids("product", (2, 4), 0, index, 2)
+    r_q, r_k, r_v = (t[:, torch.tensor(ids)] for (t,) in tables_of(attention))
+    out = torch.empty_like(x)
+    for top in range(0, rows, 2):
+        for left in range(0, columns, 4):
+            # A window that was moved over the border of the image comes back on the other side.
+            places = [(top + i + shift[0], left + j + shift[1]) for i in range(2) for j in range(4)]
+            parts = [(row >= rows, column >= columns) for row, column in places]
+            row, column = (list(part) for part in zip(*places, strict=True))
+            row, column = [r % rows for r in row], [c % columns for c in column]
+            qkv = attention.qkv(x[:, row, column]).unflatten(-1, (3, attention.num_heads, -1))
+            q, k, v = qkv.permute(2, 0, 3, 1, 4)
+            b = torch.einsum("bhid,hijd->bhij", q, r_k) + torch.einsum("bhjd,hijd->bhij", k, r_q)
+            e = (q @ k.mT + b) * q.shape[-1] ** -0.5 + attention.get_relative_position_bias()
+            apart = torch.tensor([[float(a != b) for b in parts] for a in parts])
+            a = (e - 100 * apart).softmax(-1)
+            z = a @ v + torch.einsum("bhij,hijd->bhid", a, r_v)
+            out[:, row, column] = attention.proj(z.transpose(1, 2).flatten(2))
+    return out
+
+
+def tables_of(attention):
+    return (getattr(attention.rpe, f"{role}_tables") for role in ("query", "key", "value"))
+
+
+@pytest.mark.parametrize("size", [(4, 12), (6, 8), (2, 12), (8, 4), (2, 4)])
+def test_random_tables_in_windows(size):
+    model = equipped(make_torchvision_swin, f"{SPEC}@clip2+unshared").double()
+    for block, shift in zip(model.features[1], ((0, 0), (1, 2)), strict=True):
+        x = torch.randn(2, *size, 16, dtype=torch.float64)
+        shift = tuple(s if n > w else 0 for s, n, w in zip(shift, size, (2, 4), strict=True))
+        expected = in_windows(block.attn, x, shift)
+        torch.testing.assert_close(block.attn(x), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("absolute", ["none", "sinusoid"])
+def test_absolute_encodings_are_replaced(absolute):
+    model, plain = make_torchvision_vit(), make_torchvision_vit()
+    irpe.equip(model, SPEC, absolute=absolute)
+    with torch.no_grad():
+        plain.encoder.pos_embedding.zero_()
+        if absolute == "sinusoid":
+            plain.encoder.pos_embedding[:, 1:] = sinusoid((4, 4), 32)
+    x = images()
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert (model(x) - make_torchvision_vit()(x)).abs().max() > 0.01
+    assert "encoder.pos_embedding" not in model.state_dict()
+
+
+def test_a_told_grid_that_does_not_fit_is_refused():
+    told = irpe.equip(make_torchvision_vit(), SPEC, grid=(2, 4))
+    with pytest.raises(ValueError, match="9 tokens but q has 17"):
+        told(images())
+    wide = irpe.equip(make_torchvision_vit(), SPEC, grid=(2, 8))
+    torch.testing.assert_close(wide(images()), make_torchvision_vit()(images()))
+
+
+def test_a_convolutional_stem():
+    torch.manual_seed(0)
+    stem = [ConvStemConfig(8, 3, 2), ConvStemConfig(16, 3, 2), ConvStemConfig(16, 3, 2)]
+    model = VisionTransformer(32, 8, 2, 2, 32, 48, num_classes=5, conv_stem_configs=stem).eval()
+    torch.nn.init.normal_(model.heads.head.weight)
+    expected = model(images())
+    irpe.equip(model, SPEC)
+    torch.testing.assert_close(model(images()), expected, rtol=1e-4, atol=1e-4)
+    assert irpe.summary(model).attentions[0].grid == (4, 4)
+
+
+def test_version_2_of_swin_is_refused():
+    with torch.device("meta"):
+        model = swin_v2_t()
+    before = state_of(model)
+    with pytest.raises(ValueError, match="ShiftedWindowAttentionV2 with a forward of its own"):
+        irpe.equip(model, SPEC)
+    assert state_of(model) == before
