@@ -3,6 +3,7 @@
 import typer
 
 import irpe
+from irpe.cli import show
 
 app = typer.Typer(
     name="irpe",
@@ -29,3 +30,6 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     ),
 ) -> None:
     """Image relative position encodings for vision transformers."""
+
+
+app.add_typer(show.app, name="show")

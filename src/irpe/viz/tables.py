@@ -1,0 +1,72 @@
+"""The learned tables as images."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from irpe.adapters.equip import equipped_attentions
+from irpe.adapters.inject import encoding_of
+from irpe.nn.encoding import RelativePositionEncoding
+from irpe.viz.canvas import COLUMN, DIVERGING, draw_map, new_figure, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ROLES = ("query", "key", "value", "bias")
+
+
+@styled
+def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figure":
+    """Returns the tables of a model: one image a table (down) and block (across).
+
+    Rows are buckets, the last one that of the prefix tokens if there are any; columns are the head
+    dimension (one for a bias), heads side by side. All images of one line have one scale, symmetric
+    around zero.
+
+    Args:
+        model: An equipped model.
+        blocks: The numbers of the attentions to draw, counted from the input; `None` draws all.
+    """
+    named = list(equipped_attentions(model).items())
+    chosen = [named[check_block(number, len(named))] for number in blocks or range(len(named))]
+    images = [table_images(encoding_of(attention)) for _, attention in chosen]
+    roles = list(dict.fromkeys(role for image in images for role in image))
+    figure = new_figure(max(COLUMN, 1.5 * len(chosen)), 5.0 * len(roles) + 0.8)
+    for axes_row, role in zip(panels(figure, len(roles), len(chosen)), roles, strict=True):
+        bound = max(float(image[role].abs().max()) for image in images if role in image) or 1.0
+        for axes, image, (name, _) in zip(axes_row, images, chosen, strict=True):
+            axes.set_axis_off()
+            if role in image:
+                shown = image[role]
+                drawn = draw_map(
+                    axes, shown, cmap=DIVERGING, vmin=-bound, vmax=bound, aspect="auto"
+                )
+                axes.set_title(f"{name}\n{len(shown)} rows", fontsize=5.5)
+        bar = figure.colorbar(drawn, ax=axes_row, aspect=30, pad=0.02, label=role)  # pyright: ignore
+        bar.outline.set_visible(False)  # pyright: ignore
+    return figure
+
+
+def check_block(number: int, count: int) -> int:
+    """Returns the number of an equipped attention, or raises an error."""
+    if not -count <= number < count:
+        raise ValueError(f"block {number} does not exist: the model has 0 to {count - 1}")
+    return number % count
+
+
+def table_images(encoding: RelativePositionEncoding) -> dict[str, Tensor]:
+    """Returns each table of an encoding as a matrix, by its role and, if it has several, its axis.
+
+    Args:
+        encoding: The encoding.
+    """
+    images: dict[str, Tensor] = {}
+    for role in ROLES:
+        tables = [table.detach().float().cpu() for table in getattr(encoding, f"{role}_tables")]
+        for axis, table in enumerate(tables):
+            name = f"{role}, axis {axis}" if len(tables) > 1 else role
+            per_head = table if table.ndim == 3 else table.unsqueeze(-1)
+            images[name] = torch.cat(list(per_head), dim=1)  # rows, heads x columns
+    return images
