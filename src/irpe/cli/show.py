@@ -35,12 +35,12 @@ Blocks = Annotated[
 ]
 
 
-@app.command(epilog="Example: `irpe show index --index 1.9 --clip 3 -o index.svg`")
+@app.command(epilog="Example: `irpe show index --index 1.9:3.8:15.2 -o index.svg`")
 def index(
     output: Output = Path("index.png"),
     piecewise: Annotated[
         str, typer.Option("--index", help="RATIO or ALPHA:BETA:GAMMA of the piecewise function.")
-    ] = "1.9",
+    ] = "4",
     clip: Annotated[
         float | None, typer.Option(help="Beta of the clip function; by default as many buckets.")
     ] = None,
@@ -91,12 +91,13 @@ def weights(
 ) -> None:
     """The extra weights b_ij of 5 x 5 reference patches (Fig. 5).
 
-    By default the first and the last equipped attention are drawn.
+    By default the first and the last but one of the equipped attentions are drawn, as in the paper:
+    where a model reads its class token alone, the last one learns nothing for patches.
     """
     from irpe.viz import plot_weights
 
     calls, _ = _capture(run, image)
-    _write(plot_weights(_choose(calls, block or [0, -1]), head or None), output)
+    _write(plot_weights(_choose(calls, block), head or None), output)
 
 
 @app.command(epilog="Example: `irpe show attention runs/k photo.jpg --patch 3,5 --head 0`")
@@ -113,12 +114,12 @@ def attention(
 ) -> None:
     """Attention of one patch, with the encoding and with all tables zero.
 
-    By default the first and the last equipped attention are drawn.
+    By default the first and the last but one of the equipped attentions are drawn.
     """
     from irpe.viz import plot_attention
 
     calls, seen = _capture(run, image)
-    chosen = _choose(calls, block or [0, -1])
+    chosen = _choose(calls, block)
     rows, columns = (chosen[0].grid.shape * 2)[:2]
     place = (rows // 2, columns // 2) if patch is None else _parse_patch(patch)
     _write(plot_attention(chosen, place, seen, head), output)
@@ -149,7 +150,9 @@ def locality(run: Run, image: Picture = None, output: Output = Path("locality.pn
     columns = (measured.names, measured.with_encoding, measured.without_encoding, measured.uniform)
     for name, with_it, without, uniform in zip(*columns, strict=True):
         change = with_it - without
-        typer.echo(f"{name:{width}}  {with_it:7.3f}  {without:7.3f}  {change:+7.3f}  {uniform:7.3f}")
+        typer.echo(
+            f"{name:{width}}  {with_it:7.3f}  {without:7.3f}  {change:+7.3f}  {uniform:7.3f}"
+        )
     _write(figure, output)
 
 
@@ -206,9 +209,13 @@ def _capture(run: Path, image: Path | None) -> "tuple[list[CapturedAttention], A
     return capture(model, x), seen
 
 
-def _choose(calls: "list[CapturedAttention]", blocks: list[int]) -> "list[CapturedAttention]":
+def _choose(
+    calls: "list[CapturedAttention]", blocks: list[int] | None
+) -> "list[CapturedAttention]":
+    """Returns the chosen attentions, by default the first and the last but one."""
     from irpe.viz.tables import check_block
 
+    blocks = blocks or [0, max(0, len(calls) - 2)]
     numbers = dict.fromkeys(check_block(number, len(calls)) for number in blocks)
     return [calls[number] for number in numbers]
 

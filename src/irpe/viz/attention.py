@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_TITLES = ("change", "with encoding", "tables zero", "image, patch")  # from the right
 _SIDE, _GAP = 5, 1  # reference patches a side, and the cells between two maps
 
 
@@ -80,6 +81,8 @@ def plot_attention(
         if image is not None:
             _draw_image(axes_row[0], image, call.grid, patch)
         _draw_attention(axes_row[-3:], call, patch, head)
+    for axes, title in zip(reversed(figure.axes[:columns]), _TITLES, strict=False):
+        axes.set_title(title)
     return figure
 
 
@@ -128,13 +131,11 @@ def _draw_attention(
     top = float(torch.stack(maps).max())
     change = maps[1] - maps[0]
     bound = float(change.abs().max()) or 1.0
-    for axes, values, title in zip(drawn, maps, ("tables zero", "with encoding"), strict=False):
-        image = draw_map(axes, values, cmap=SEQUENTIAL, vmin=0, vmax=top)
-        axes.set_title(title)
-    _scale_beside(drawn[1], image, "$a_{ij}$")
-    image = draw_map(drawn[2], change, cmap=DIVERGING, vmin=-bound, vmax=bound)
-    drawn[2].set_title("change")
-    _scale_beside(drawn[2], image, "")
+    draw_map(drawn[0], maps[0], cmap=SEQUENTIAL, vmin=0, vmax=top)
+    with_it = draw_map(drawn[1], maps[1], cmap=SEQUENTIAL, vmin=0, vmax=top)
+    _scale_beside(drawn[1], with_it, "")
+    changed = draw_map(drawn[2], change, cmap=DIVERGING, vmin=-bound, vmax=bound)
+    _scale_beside(drawn[2], changed, "")
     for axes in drawn:
         draw_star(axes, *patch, size=5)
     drawn[0].set_ylabel(_title(call, head))
@@ -148,7 +149,6 @@ def _draw_image(axes: "Axes", image: Any, grid: Grid, patch: tuple[int, int]) ->
     draw_map(axes, image, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), **arguments)
     corner = (patch[1] - 0.5, patch[0] - 0.5)
     axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=STAR, linewidth=1))
-    axes.set_title("image, patch")
 
 
 def _scale_beside(axes: "Axes", image: Any, label: str) -> None:

@@ -10,7 +10,7 @@ from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
 from irpe.core.spec import RPESpec
-from irpe.viz.canvas import SEQUENTIAL, draw_map, draw_star, new_figure, panels, styled
+from irpe.viz.canvas import COLUMN, SEQUENTIAL, draw_map, draw_star, new_figure, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def plot_buckets(
     num_prefix_tokens: int = 1,
     references: Sequence[tuple[int, int]] | None = None,
 ) -> "Figure":
-    """Returns a map for each reference patch (down) and table (across), as in Fig. 6-9.
+    """Returns a map for each reference patch and table, as in Fig. 6-9.
 
     Patches of one colour within lines share a bucket. Prefix tokens stand above the patches, apart.
 
@@ -50,16 +50,30 @@ def plot_buckets(
     ]
     if not tables or not references:
         raise ValueError("nothing to draw: pass at least one encoding and one reference patch")
-    side = 3.2 if len(tables) > 2 else 8.0 / len(tables)
-    tall = side * (rows + 2 * (num_prefix_tokens > 0)) / columns
-    figure = new_figure(side * len(tables), min(tall, 3 * side) * len(references) + 1)
-    drawn = panels(figure, len(references), len(tables))
+    shape = (rows + 2 * (num_prefix_tokens > 0)) / columns
+    figure, drawn = _panels(len(references), len(tables), shape)
     for axes_row, reference in zip(drawn, references, strict=True):
         for axes, (title, bucket_map) in zip(axes_row, tables, strict=True):
             _draw(axes, bucket_map, grid, num_prefix_tokens, reference)
-            if axes_row is drawn[0]:
+            if axes_row is drawn[0] or len(tables) == 1:
                 axes.set_title(title)
     return figure
+
+
+def _panels(references: int, tables: int, shape: float) -> "tuple[Figure, list[list[Axes]]]":
+    """Returns axes for each reference and table; the maps of one table stand side by side.
+
+    Args:
+        references: How many reference patches there are.
+        tables: How many tables there are.
+        shape: The height of a map over its width.
+    """
+    is_turned = tables == 1 and shape > 0.5
+    lines, across = (tables, references) if is_turned else (references, tables)
+    side = 3.2 if across > 2 else COLUMN / across
+    figure = new_figure(side * across, min(side * shape, 3 * side) * lines + 1)
+    drawn = panels(figure, lines, across)
+    return figure, [[axes] for axes in drawn[0]] if is_turned else drawn
 
 
 def check_image_grid(grid: Grid | Sequence[int]) -> Grid:

@@ -85,6 +85,11 @@ def panels(figure: "Figure", rows: int, columns: int) -> "list[list[Axes]]":
     return [list(row) for row in axes]
 
 
+def whole_ticks(axis: Any) -> None:
+    """Lets an axis have ticks at whole numbers only."""
+    axis.get_major_locator().set_params(integer=True)
+
+
 def draw_map(axes: "Axes", values: Any, **arguments: Any) -> "AxesImage":
     """Draws a matrix as an image, one square a number, without ticks."""
     image = axes.imshow(values, interpolation="nearest", **arguments)
@@ -121,7 +126,14 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": _STYLE["svg.hashsalt"]}):
-        figure.savefig(file, format=path.suffix[1:], dpi=200, metadata=metadata)
+        figure.savefig(
+            file,
+            format=path.suffix[1:],
+            dpi=200,
+            metadata=metadata,
+            bbox_inches="tight",
+            pad_inches=0.03,
+        )
     write_file(path, file.getvalue())
     return path
 

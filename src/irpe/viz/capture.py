@@ -1,7 +1,7 @@
 """What each equipped attention of a model did with an input: its queries, keys and tables."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +103,7 @@ def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAtt
 
 
 @contextmanager
-def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Iterator[None]:
+def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Generator[None]:
     """Appends every call of an equipped attention to a list, as long as the context lasts."""
     handles: list[Any] = []
     for name, attention in equipped_attentions(model).items():

@@ -22,7 +22,7 @@ def plot_cost_curves(resolutions: Sequence[int], macs: Mapping[str, Sequence[flo
     for name, values in macs.items():
         if len(values) != len(resolutions):
             raise ValueError(
-                f"{name} has {len(values)} numbers for {len(resolutions)} resolutions: give one each"
+                f"{name} has {len(values)} numbers for {len(resolutions)} resolutions: give as many"
             )
     figure = new_figure(COLUMN, 5.4)
     axes = figure.subplots()

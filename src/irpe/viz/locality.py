@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from irpe.core.grid import Grid
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled
+from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled, whole_ticks
 from irpe.viz.capture import CapturedAttention, HeadPairs
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def plot_locality(locality: Locality) -> "Figure":
     axes.plot(blocks, without, "s--", color=COLOURS[1], markersize=3.5, label="tables zero")
     axes.plot(blocks, with_it, "o-", color=COLOURS[0], markersize=3.5, label="with the encoding")
     axes.fill_between(blocks, with_it, without, color=COLOURS[0], alpha=0.12, linewidth=0)
-    axes.set(xlabel="block", ylabel="mean attended distance, in patches")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(loc="best")
+    axes.set(xlabel="block", ylabel="attended distance, in patches")
+    axes.set_ylim(0, 1.1 * max(*locality.uniform, *with_it, *without))
+    whole_ticks(axes.xaxis)
+    axes.legend(loc="lower right")
     return figure

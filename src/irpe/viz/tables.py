@@ -1,7 +1,7 @@
 """The learned tables as images."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,22 +30,21 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
         blocks: The numbers of the attentions to draw, counted from the input; `None` draws all.
     """
     named = list(equipped_attentions(model).items())
-    chosen = [named[check_block(number, len(named))] for number in blocks or range(len(named))]
-    images = [table_images(encoding_of(attention)) for _, attention in chosen]
+    numbers = [check_block(number, len(named)) for number in blocks or range(len(named))]
+    images = [table_images(encoding_of(named[number][1])) for number in numbers]
     roles = list(dict.fromkeys(role for image in images for role in image))
-    figure = new_figure(max(COLUMN, 1.5 * len(chosen)), 5.0 * len(roles) + 0.8)
-    for axes_row, role in zip(panels(figure, len(roles), len(chosen)), roles, strict=True):
+    figure = new_figure(max(COLUMN, 1.5 * len(numbers)), 5.0 * len(roles) + 0.8)
+    for axes_row, role in zip(panels(figure, len(roles), len(numbers)), roles, strict=True):
         bound = max(float(image[role].abs().max()) for image in images if role in image) or 1.0
-        for axes, image, (name, _) in zip(axes_row, images, chosen, strict=True):
+        scale: dict[str, Any] = {"cmap": DIVERGING, "vmin": -bound, "vmax": bound}
+        drawn: Any = None
+        for axes, image, number in zip(axes_row, images, numbers, strict=True):
+            axes.set_title(f"block {number}")
             axes.set_axis_off()
             if role in image:
-                shown = image[role]
-                drawn = draw_map(
-                    axes, shown, cmap=DIVERGING, vmin=-bound, vmax=bound, aspect="auto"
-                )
-                axes.set_title(f"{name}\n{len(shown)} rows", fontsize=5.5)
-        bar = figure.colorbar(drawn, ax=axes_row, aspect=30, pad=0.02, label=role)  # pyright: ignore
-        bar.outline.set_visible(False)  # pyright: ignore
+                drawn = draw_map(axes, image[role], aspect="auto", **scale)
+        bar: Any = figure.colorbar(drawn, ax=axes_row, aspect=30, pad=0.02, label=f"table: {role}")
+        bar.outline.set_visible(False)
     return figure
 
 

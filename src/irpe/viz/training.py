@@ -5,9 +5,9 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
+from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -57,14 +57,14 @@ def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
         best = max(metrics["top1"])
         label = f"{name}, best {best:.2f} %"
         mark = "o" if len(metrics["epoch"]) == 1 else None
-        style = {"color": colour, "marker": mark, "markersize": 3}
+        style: dict[str, Any] = {"color": colour, "marker": mark, "markersize": 3}
         accuracy.plot(metrics["epoch"], metrics["top1"], dashes, label=label, **style)
         loss.plot(metrics["epoch"], metrics["val_loss"], dashes, **style)
         loss.plot(metrics["epoch"], metrics["train_loss"], dashes, alpha=0.35, **style)
     accuracy.set(xlabel="epoch", ylabel="validation top-1, in %")
-    loss.set(xlabel="epoch", ylabel="loss: validation (strong), training (pale)")
+    loss.set(xlabel="epoch", ylabel="loss (in training: pale)")
     for axes in (accuracy, loss):
         axes.grid(axis="y")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        whole_ticks(axes.xaxis)
     figure.legend(loc="outside lower center", ncols=2)
     return figure

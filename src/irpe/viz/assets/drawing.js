@@ -48,7 +48,7 @@ function drawStar(pen, x, y, radius) {
 
 // Where tokens are on a canvas: prefix tokens above the patches, half a cell between them.
 function layout(width, [rows, columns], prefix) {
-  const cell = Math.max(3, Math.min(40, width / columns));
+  const cell = Math.max(3, width / columns);
   const lines = Math.ceil(prefix / columns);
   const top = prefix ? (lines + 0.5) * cell : 0;
   const corner = (token) => {
@@ -66,7 +66,7 @@ function layout(width, [rows, columns], prefix) {
 // Draws the buckets of all tokens as the star sees them; `marked` is a bucket to point out.
 function drawBuckets(canvas, map, { grid, prefix, star, marked }, ids) {
   const [rows, columns] = grid;
-  const place = layout(canvas.parentElement.clientWidth, grid, prefix);
+  const place = layout(Math.min(canvas.parentElement.clientWidth, 40 * columns), grid, prefix);
   const pen = sized(canvas, place.width, place.height);
   const { cell } = place;
   Object.assign(pen, { textAlign: "center", textBaseline: "middle" });
@@ -134,7 +134,7 @@ function drawMatrix(canvas, values, columns, width, height, bound) {
 
 // Draws the extra weights of the star over the picture that the model was given.
 function drawWeights(canvas, picture, weights, { grid, star }, bound) {
-  const place = layout(canvas.parentElement.clientWidth, grid, 0);
+  const place = layout(Math.min(canvas.parentElement.clientWidth, 420), grid, 0);
   const pen = sized(canvas, place.width, place.height);
   pen.drawImage(picture, 0, 0, place.width, place.height);
   pen.globalAlpha = 0.72;

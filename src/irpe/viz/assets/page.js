@@ -166,8 +166,8 @@ function showNumbers() {
   const rows = {
     "rows in tables": [sum(maps.map((map) => map.rows)), ""],
     "rows used": [sum(maps.map((map) => map.used.length)), `on ${grid.join(" × ")} + ${prefix}`],
-    parameters: [`+${extraParameters.toLocaleString("en")}`, `to ${million(parameters)} M`],
-    MACs: [`+${million(extraMacs)} M`, `to ${million(macs)} M`],
+    parameters: [`+${extraParameters.toLocaleString("en")}`, `on top of ${million(parameters)} M`],
+    MACs: [`+${million(extraMacs)} M`, `on top of ${million(macs)} M`],
   };
   $("numbers").replaceChildren(...Object.entries(rows).map(([name, [value, note]]) => {
     const item = document.createElement("div");
