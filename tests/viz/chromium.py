@@ -14,14 +14,15 @@ BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page:
-    """A page of a file, from opening to closing; `errors` collects what the console complains of."""
+    """A page of a file; `errors` collects what the console complains of."""
 
     def __init__(self, file, profile, width=1280, height=900, dark=False, touch=False):
         from_us, self._out = os.pipe()
         self._in, to_us = os.pipe()
         flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
-                 "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars", f"--user-data-dir={profile}"]  # fmt: skip
-        command = ["sh", "-c", f'exec "$@" 3<&{from_us} 4>&{to_us}', "sh", BROWSER, *flags]
+                 "--disable-dev-shm-usage", "--no-first-run", "--hide-scrollbars",
+                 f"--user-data-dir={profile}"]  # fmt: skip
+        command = ["bash", "-c", f'exec "$@" 3<&{from_us} 4>&{to_us}', "bash", BROWSER, *flags]
         self._browser = subprocess.Popen(
             [*command, "about:blank"],
             pass_fds=(from_us, to_us),
@@ -99,11 +100,7 @@ class Page:
 
     def point(self, selector, x, y, kind="mouseMoved"):
         """Moves the mouse to a place on an element, given in parts of its size, or clicks there."""
-        left, top = self.run(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
-            "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
-            f"return [b.left + b.width * {x}, b.top + b.height * {y}]; }})()"
-        )
+        left, top = self._place(selector, x, y)
         place = {"x": left, "y": top}
         self.send("Input.dispatchMouseEvent", type="mouseMoved", **place)
         if kind == "click":
@@ -113,17 +110,28 @@ class Page:
 
     def tap(self, selector, x, y):
         """Touches a place on an element, given in parts of its size."""
-        left, top = self.run(
+        self.send("Emulation.setTouchEmulationEnabled", enabled=True)
+        left, top = self._place(selector, x, y)
+        self.send(
+            "Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": left, "y": top}]
+        )
+        self.send("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+        self.run("new Promise((done) => setTimeout(done, 400))")  # a tap becomes a click by then
+
+    def press(self, key, code=0):
+        for step in ("rawKeyDown", "keyUp"):
+            self.send("Input.dispatchKeyEvent", type=step, key=key, code=key,
+                      windowsVirtualKeyCode=code)  # fmt: skip
+
+    def press_tab(self):
+        self.press("Tab", 9)
+
+    def _place(self, selector, x, y):
+        return self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             "e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
             f"return [b.left + b.width * {x}, b.top + b.height * {y}]; }})()"
         )
-        self.send("Emulation.setTouchEmulationEnabled", enabled=True)
-        self.send("Input.synthesizeTapGesture", x=left, y=top, gestureSourceType="touch")
-
-    def press(self, key):
-        for step in ("rawKeyDown", "keyUp"):
-            self.send("Input.dispatchKeyEvent", type=step, key=key, code=key)
 
     def _wait_for(self, event):
         while not any(seen["method"] == event for seen in self._events):

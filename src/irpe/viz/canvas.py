@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from torch import Tensor
+
 from irpe.extras import require
 
 if TYPE_CHECKING:
@@ -91,8 +93,9 @@ def whole_ticks(axis: Any) -> None:
 
 
 def draw_map(axes: "Axes", values: Any, **arguments: Any) -> "AxesImage":
-    """Draws a matrix as an image, one square a number, without ticks."""
-    image = axes.imshow(values, interpolation="nearest", **arguments)
+    """Draws a matrix or a picture, one square a number, without ticks."""
+    shown = values.numpy() if isinstance(values, Tensor) else values
+    image = axes.imshow(shown, interpolation="nearest", **arguments)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return image

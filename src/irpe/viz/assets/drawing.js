@@ -81,6 +81,10 @@ function drawBuckets(canvas, map, { grid, prefix, star, marked }, ids) {
       pen.fillText(id, x + cell / 2, y + cell / 2);
     }
   });
+  if (prefix && prefix * cell + 60 < place.width) {
+    Object.assign(pen, { fillStyle: "#808890", textAlign: "left", font: "12px system-ui, sans-serif" });
+    pen.fillText(prefix > 1 ? "prefix tokens" : "prefix token", prefix * cell + 8, cell / 2);
+  }
   const differs = (token, other) => ids[token] !== ids[other];
   pen.fillStyle = "white";
   for (let token = prefix; token < ids.length; token++) {

@@ -81,11 +81,13 @@ function startRun() {
   $("learned").hidden = false;
   $("run-name").textContent = run.name;
   fill($("block"), run.blocks.map(({ name, spec }, number) => [number, `${name}, ${specText(spec)}`]));
-  $("block").addEventListener("input", chooseBlock);
-  for (const id of ["head", "table"]) $(id).addEventListener("input", drawLearned);
-  window.addEventListener("resize", drawLearned);
-  listen($("weights"), learned, drawLearned, () => learned.layout);
-  learned.picture.addEventListener("load", chooseBlock);
+  learned.picture.addEventListener("load", () => {
+    chooseBlock();
+    $("block").addEventListener("input", chooseBlock);
+    for (const id of ["head", "table"]) $(id).addEventListener("input", drawLearned);
+    window.addEventListener("resize", drawLearned);
+    listen($("weights"), learned, drawLearned, () => learned.layout);
+  });
   learned.picture.src = run.image;
 }
 
