@@ -126,7 +126,7 @@ def test_costs_are_drawn_as_given():
     assert widths == [[pytest.approx(25)], [pytest.approx(1)]]
 
 
-def draw_nothing(**changes):
+def draw_nothing():
     def call():
         return calls()[0]
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 import typer
 
 from irpe.cli.load import load_model
@@ -133,16 +134,24 @@ def tables(run: Run, output: Output = Path("tables.png"), block: Blocks = None) 
     _write(plot_tables(load_model(run), block or None), output)
 
 
-@app.command(epilog="Example: `irpe show locality runs/k photo.jpg`")
-def locality(run: Run, image: Picture = None, output: Output = Path("locality.png")) -> None:
+@app.command(epilog="Example: `irpe show locality runs/k photos/*.jpg`")
+def locality(
+    run: Run,
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="IMAGE", help="Pictures; by default the one in the package."),
+    ] = None,
+    output: Output = Path("locality.png"),
+) -> None:
     """The mean attended distance of each block, with the encoding and with all tables zero.
 
     "Zero" takes the same queries and keys, so that the difference is what the encoding does in that
-    block alone. Printed as numbers, drawn as curves.
+    block alone. Attention is averaged over heads and pictures; prefix tokens are left out. Printed
+    as numbers, drawn as curves.
     """
     from irpe.viz import measure_locality, plot_locality
 
-    measured = measure_locality(_capture(run, image)[0])
+    measured = measure_locality(_capture(run, *images or [])[0])
     figure = plot_locality(measured)
     typer.echo("mean attended distance, in patches")
     width = max(map(len, (*measured.names, "block")))
@@ -199,14 +208,17 @@ def explorer(
     typer.echo(f"wrote {output}")
 
 
-def _capture(run: Path, image: Path | None) -> "tuple[list[CapturedAttention], Any]":
-    """Returns what the attentions of a run's model do with a picture, and the picture."""
+def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention], Any]":
+    """Returns what the attentions of a run's model do with pictures, and the first picture."""
     from irpe.viz import capture, default_image, image_input, read_image
 
-    picture = default_image() if image is None else read_image(image)
+    pictures = [read_image(image) for image in images if image is not None] or [default_image()]
     model = load_model(run)
-    x, seen = image_input(model, picture)
-    return capture(model, x), seen
+    inputs, seen = zip(*(image_input(model, picture) for picture in pictures), strict=True)
+    shapes = {tuple(x.shape) for x in inputs}
+    if len(shapes) > 1:
+        raise ValueError("the model takes pictures of any size, and these differ: pass equal ones")
+    return capture(model, torch.cat(inputs)), seen[0]
 
 
 def _choose(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_TITLES = ("change", "with encoding", "tables zero", "image, patch")  # from the right
+_TITLES = ("change", "with", "without", "image")  # from the right
 _SIDE, _GAP = 5, 1  # reference patches a side, and the cells between two maps
 
 
@@ -75,7 +75,7 @@ def plot_attention(
         raise ValueError("nothing to draw: pass at least one attention")
     ratio = max(check_image_grid(call.grid).shape[0] / call.grid.shape[1] for call in calls)
     columns = 3 if image is None else 4
-    figure = new_figure(2.9 * columns, 2.5 * ratio * len(calls) + 0.7)
+    figure = new_figure(2.2 * columns, 1.7 * ratio * len(calls) + 0.7)
     for axes_row, call in zip(panels(figure, len(calls), columns), calls, strict=True):
         check_patch(patch, call.grid)
         if image is not None:
@@ -138,7 +138,7 @@ def _draw_attention(
     _scale_beside(drawn[2], changed, "")
     for axes in drawn:
         draw_star(axes, *patch, size=5)
-    drawn[0].set_ylabel(_title(call, head))
+    drawn[0].set_ylabel(_title(call, head), fontsize=6)
 
 
 def _draw_image(axes: "Axes", image: Any, grid: Grid, patch: tuple[int, int]) -> None:

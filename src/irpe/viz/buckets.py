@@ -52,11 +52,13 @@ def plot_buckets(
         raise ValueError("nothing to draw: pass at least one encoding and one reference patch")
     shape = (rows + 2 * (num_prefix_tokens > 0)) / columns
     figure, drawn = _panels(len(references), len(tables), shape)
+    size = 7.5 if len(tables) < 3 else 10  # a wide figure is made smaller to fit a column
     for axes_row, reference in zip(drawn, references, strict=True):
         for axes, (title, bucket_map) in zip(axes_row, tables, strict=True):
             _draw(axes, bucket_map, grid, num_prefix_tokens, reference)
+            _name_prefix(axes, grid, num_prefix_tokens, 0.85 * size)
             if axes_row is drawn[0] or len(tables) == 1:
-                axes.set_title(title)
+                axes.set_title(title, fontsize=size)
     return figure
 
 
@@ -97,7 +99,7 @@ def _titled_maps(spec: RPESpec, grid: Grid, count: int) -> list[tuple[str, Bucke
     maps = bucket_maps(spec, grid, count)
     parts = [f", {axis}" for axis in _AXES] if len(maps) > 1 else [""]
     return [
-        (f"{spec.method}{part}\n{item.num_used_buckets} of {item.num_buckets} rows used", item)
+        (f"{spec.method}{part}\n{item.num_used_buckets} of {item.num_buckets} rows", item)
         for part, item in zip(parts, maps, strict=True)
     ]
 
@@ -131,10 +133,12 @@ def _draw(
     _draw_borders(axes, picture)
     above = len(picture) - grid.shape[0]
     draw_star(axes, reference[0] + above, reference[1])
-    if count:
-        name = "prefix token" if count == 1 else f"{count} prefix tokens"
-        if count < grid.shape[1] - 4:
-            axes.text(count, 0, name, va="center", fontsize=6)
+
+
+def _name_prefix(axes: "Axes", grid: Grid, count: int, size: float) -> None:
+    """Says what the cells above the patches are, where there is room for it."""
+    if 0 < count < 0.6 * grid.shape[1]:
+        axes.text(count, 0, "prefix", va="center", fontsize=size)
 
 
 def _draw_borders(axes: "Axes", picture: Tensor) -> None:

@@ -59,10 +59,9 @@ def plot_cost_bars(
             f"time of {', '.join(seconds)} and memory of {', '.join(megabytes)}: give both for the "
             f"same encodings and for the reference {reference!r}"
         )
-    figure = new_figure(2 * COLUMN, 0.62 * len(names) + 1.8)
-    for axes, values, label in zip(
-        panels(figure, 1, 2)[0], (seconds, megabytes), ("time", "memory"), strict=True
-    ):
+    figure = new_figure(COLUMN, 2 * (0.5 * len(names) + 1.4))
+    measured = (seconds, "time"), (megabytes, "memory")
+    for (axes,), (values, label) in zip(panels(figure, 2, 1), measured, strict=True):
         extra = [100 * (values[name] / values[reference] - 1) for name in names]
         bars = axes.barh(names, extra, color=COLOURS[0] if label == "time" else COLOURS[4])
         axes.bar_label(bars, [f"{value:+.1f} %" for value in extra], padding=2, fontsize=6)

@@ -1,7 +1,6 @@
 """The curves of training runs, from the metrics that they wrote."""
 
 import csv
-import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -48,9 +47,8 @@ def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
     """
     if not runs:
         raise ValueError("nothing to draw: pass the metrics of at least one run")
-    lines = math.ceil(len(runs) / 2)
-    figure = new_figure(2 * COLUMN, 5.6 + 0.4 * lines)
-    accuracy, loss = panels(figure, 1, 2)[0]
+    figure = new_figure(COLUMN, 8.6 + 0.4 * len(runs))
+    (accuracy,), (loss,) = panels(figure, 2, 1)
     for number, (name, metrics) in enumerate(runs.items()):
         colour = COLOURS[number % len(COLOURS)]
         dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
@@ -61,10 +59,10 @@ def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
         accuracy.plot(metrics["epoch"], metrics["top1"], dashes, label=label, **style)
         loss.plot(metrics["epoch"], metrics["val_loss"], dashes, **style)
         loss.plot(metrics["epoch"], metrics["train_loss"], dashes, alpha=0.35, **style)
-    accuracy.set(xlabel="epoch", ylabel="validation top-1, in %")
+    accuracy.set(ylabel="validation top-1, in %")
     loss.set(xlabel="epoch", ylabel="loss (in training: pale)")
     for axes in (accuracy, loss):
         axes.grid(axis="y")
         whole_ticks(axes.xaxis)
-    figure.legend(loc="outside lower center", ncols=2)
+    figure.legend(loc="outside lower center")
     return figure
