@@ -1,5 +1,6 @@
 """The figures show the library's numbers, and are written whole or not at all."""
 
+import subprocess
 import sys
 
 import pytest
@@ -184,3 +185,12 @@ def test_figures_neither_use_pyplot_nor_the_settings_of_the_user():
         assert figure.axes[0].images[0].origin == "upper"
         assert matplotlib.rcParams["font.size"] == 40
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_importing_the_figures_loads_nothing_heavy():
+    code = (
+        "import sys, irpe.viz; "
+        "print([name for name in ('matplotlib', 'PIL', 'timm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -48,7 +48,8 @@ function drawStar(pen, x, y, radius) {
 
 // Where tokens are on a canvas: prefix tokens above the patches, half a cell between them.
 function layout(width, [rows, columns], prefix) {
-  const cell = Math.max(3, width / columns);
+  const exact = Math.max(3, width / columns);
+  const cell = exact < 8 ? exact : Math.floor(exact); // whole pixels leave no seams
   const lines = Math.ceil(prefix / columns);
   const top = prefix ? (lines + 0.5) * cell : 0;
   const corner = (token) => {
