@@ -99,6 +99,15 @@ def test_weights_draw_the_first_and_the_last_but_one_by_default(show, run, tmp_p
     assert (tmp_path / "default.png").read_bytes() == (tmp_path / "same.png").read_bytes()
 
 
+def test_windows_are_drawn_without_the_picture(show, tmp_path):
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=32)
+    irpe.save_equipped(irpe.equip(model, "cross-contextual-k"), tmp_path / "swin")
+    assert show("attention", tmp_path / "swin", "--block", "0").output == "wrote attention.png\n"
+    done = show("explorer", "--run", tmp_path / "swin", "--block", "0")
+    assert "windows" in str(done.exception)
+    assert not (tmp_path / "explorer.html").exists()
+
+
 def test_locality_prints_its_numbers(show, run):
     from irpe import viz
 

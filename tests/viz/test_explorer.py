@@ -14,7 +14,7 @@ from irpe.viz import capture, default_image, explorer_page
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 pytest.importorskip("PIL", reason="needs the extra 'viz'")
 
-from adapters.hosts import images, make_vit, perturb
+from adapters.hosts import images, make_swin, make_vit, perturb
 
 VOID = {"input", "meta"}
 
@@ -45,7 +45,7 @@ class Reader(HTMLParser):
 
 def learned_page(spec, name="a run", height=24, width=40):
     model = perturb(irpe.equip(make_vit(dynamic_img_size=True), spec))
-    calls = capture(model, images(height, width))
+    calls = capture(model, images(height, width, batch=1))
     return calls, explorer_page(calls, default_image(), name)
 
 
@@ -118,6 +118,12 @@ def test_attentions_need_their_picture():
         explorer_page(calls)
 
 
+def test_windows_are_refused():
+    calls = capture(irpe.equip(make_swin(), "product-bias-k"), images(batch=1))
+    with pytest.raises(ValueError, match=r"layers\.0\.blocks\.0\.attn works on several images or"):
+        explorer_page(calls, default_image())
+
+
 def test_a_page_that_would_be_too_large_is_refused():
     calls, _ = learned_page("quantization-contextual-qk", height=128, width=128)
     with pytest.raises(ValueError, match=r"would have \d+\.\d MB, more than 5: choose fewer"):
@@ -128,4 +134,4 @@ def test_numbers_beyond_sixteen_bits_are_refused():
     model = irpe.equip(make_vit(), "product-bias-k")
     torch.nn.init.constant_(model.blocks[0].attn.rpe.bias_tables[0], 1e6)
     with pytest.raises(ValueError, match="exceed 16-bit numbers"):
-        explorer_page(capture(model, images()), default_image())
+        explorer_page(capture(model, images(batch=1)), default_image())

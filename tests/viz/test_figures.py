@@ -61,6 +61,13 @@ def test_bucket_maps_by_default_are_those_of_the_paper():
     assert stars == [[(0, 2)]] * 5 + [[(7, 9)]] * 5  # two lines for the prefix token stand above
 
 
+def test_titles_tell_encodings_of_one_method_apart():
+    specs = ["product-bias-k", "product-bias-k@clip2", "cross-bias-k@1:2:5"]
+    titles = [a.get_title() for a in viz.plot_buckets(specs, (3, 5), 0, [(0, 0)]).axes]
+    names = ["product", "product @clip2", "cross @1:2:5, rows", "cross @1:2:5, columns"]
+    assert [title.split("\n")[0] for title in titles] == names
+
+
 def test_more_prefix_tokens_than_columns_take_more_lines():
     (picture,) = pictures(viz.plot_buckets(["product-bias-k"], (2, 3), 5, [(0, 0)]))
     assert picture.shape == (2 + 3, 3)
@@ -142,6 +149,7 @@ def draw_nothing():
         "block 7 does not exist: the model has 0 to 1": lambda: viz.plot_tables(
             irpe.equip(make_vit(), "cross-bias-k"), [7]
         ),
+        "at least one block": lambda: viz.plot_tables(irpe.equip(make_vit(), "cross-bias-k"), []),
         "2 numbers for 1 resolutions": lambda: viz.plot_cost_curves([224], {"k": [1, 2]}),
         "for the reference 'plain'": lambda: viz.plot_cost_bars({"k": 1}, {"k": 1}, "plain"),
         "at least one run": lambda: viz.plot_training({}),

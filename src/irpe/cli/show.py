@@ -118,12 +118,14 @@ def attention(
     By default the first and the last but one of the equipped attentions are drawn.
     """
     from irpe.viz import plot_attention
+    from irpe.viz.buckets import check_image_grid
 
     calls, seen = _capture(run, image)
     chosen = _choose(calls, block)
-    rows, columns = (chosen[0].grid.shape * 2)[:2]
+    rows, columns = check_image_grid(chosen[0].grid).shape
     place = (rows // 2, columns // 2) if patch is None else _parse_patch(patch)
-    _write(plot_attention(chosen, place, seen, head), output)
+    is_placed = all(call.sees_whole_image for call in chosen)  # windows have no place of their own
+    _write(plot_attention(chosen, place, seen if is_placed else None, head), output)
 
 
 @app.command(epilog="Example: `irpe show tables runs/k --block 0 --block 5`")

@@ -97,9 +97,11 @@ def check_patch(patch: tuple[int, int], grid: Grid) -> None:
 
 def _titled_maps(spec: RPESpec, grid: Grid, count: int) -> list[tuple[str, BucketMap]]:
     maps = bucket_maps(spec, grid, count)
+    is_default = spec.index == RPESpec(spec.method).index
+    name = spec.method if is_default else f"{spec.method} @{spec.index}"
     parts = [f", {axis}" for axis in _AXES] if len(maps) > 1 else [""]
     return [
-        (f"{spec.method}{part}\n{item.num_used_buckets} of {item.num_buckets} rows", item)
+        (f"{name}{part}\n{item.num_used_buckets} of {item.num_buckets} rows", item)
         for part, item in zip(parts, maps, strict=True)
     ]
 

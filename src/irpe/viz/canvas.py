@@ -76,7 +76,8 @@ def new_figure(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width / 2.54, height / 2.54), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # pyright: ignore
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.03, h_pad=0.03)
     FigureCanvasAgg(figure)
     return figure
 

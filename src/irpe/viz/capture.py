@@ -50,6 +50,11 @@ class CapturedAttention:
         """The number of heads."""
         return self.q.shape[1]
 
+    @property
+    def sees_whole_image(self) -> bool:
+        """Whether the call was about one image, not several or the windows of one."""
+        return self.q.shape[0] == 1
+
     def extra_weights(self) -> HeadPairs:
         """Returns b_ij of Eq. 13, averaged over the batch (and a Swin transformer's windows)."""
         self._check_scores()

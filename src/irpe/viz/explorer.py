@@ -55,6 +55,12 @@ def explorer_page(
     if calls:
         if image is None:
             raise ValueError("the attentions come without a picture: pass image= too")
+        parted = [call.name for call in calls if not call.sees_whole_image]
+        if parted:
+            raise ValueError(
+                f"{parted[0]} works on several images or on windows of one, which the page cannot "
+                "show: irpe show weights draws their mean"
+            )
         blocks = [_describe(call) for call in calls]
         run = {"name": name, "image": _as_data(image), "blocks": blocks}
     page = _read("page.html")

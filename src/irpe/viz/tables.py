@@ -30,7 +30,10 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
         blocks: The numbers of the attentions to draw, counted from the input; `None` draws all.
     """
     named = list(equipped_attentions(model).items())
-    numbers = [check_block(number, len(named)) for number in blocks or range(len(named))]
+    chosen = range(len(named)) if blocks is None else blocks
+    numbers = [check_block(number, len(named)) for number in chosen]
+    if not numbers:
+        raise ValueError("nothing to draw: pass at least one block")
     images = [table_images(encoding_of(named[number][1])) for number in numbers]
     roles = list(dict.fromkeys(role for image in images for role in image))
     figure = new_figure(max(COLUMN, 1.5 * len(numbers)), 5.0 * len(roles) + 0.8)

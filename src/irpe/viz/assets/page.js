@@ -73,6 +73,7 @@ function makeCanvases() {
     $("maps").replaceChildren(...names.map((_, number) => makeCanvas(number)));
   [...$("maps").children].forEach((figure, number) => {
     const { rows, used } = state.maps[number];
+    figure.firstChild.setAttribute("aria-label", `buckets by ${names[number]}`);
     figure.lastChild.textContent = `${names[number]}: ${used.length} of ${rows} rows used`;
   });
 }
