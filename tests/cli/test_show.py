@@ -162,7 +162,7 @@ WRONG = {
     r"must end with \.png or \.svg": ["index", "-o", "index.pdf"],
     r"must end with \.html": ["explorer", "-o", "page.png"],
     "belong to a run": ["explorer", "--image", "a.png"],
-    "is not the folder of a training run": ["training", "RUN", "nowhere"],
+    "is no training run": ["training", "RUN", "nowhere"],
 }
 
 

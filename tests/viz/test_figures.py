@@ -162,6 +162,14 @@ def test_what_cannot_be_drawn_is_an_error_that_says_why(message):
         draw_nothing()[message]()
 
 
+@pytest.mark.parametrize("grid", [(1, 1), (1, 28), (28, 1)])
+def test_long_grids_leave_room_for_titles(tmp_path, grid):
+    figure = viz.plot_buckets(grid=grid, num_prefix_tokens=0)
+    viz.save_figure(figure, tmp_path / "buckets.png")  # matplotlib warns where there is none
+    figure = viz.plot_weights(calls(height=8 * grid[0], width=8 * grid[1]))
+    viz.save_figure(figure, tmp_path / "weights.png")
+
+
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_equal_figures_give_equal_files(tmp_path, ending):
     first, second = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"

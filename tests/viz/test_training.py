@@ -33,7 +33,10 @@ def test_a_missing_column_is_named(tmp_path):
 
 
 def test_a_folder_without_metrics_is_no_run(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not the folder of a training run"):
+    with pytest.raises(FileNotFoundError, match=r"is no training run$"):
+        read_metrics(tmp_path)
+    write(tmp_path / "run", HEADER + LINES)
+    with pytest.raises(FileNotFoundError, match=r"is no training run; it holds runs, pass .*/\*"):
         read_metrics(tmp_path)
 
 

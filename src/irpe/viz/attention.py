@@ -16,6 +16,7 @@ from irpe.viz.canvas import (
     draw_map,
     draw_star,
     new_figure,
+    panel_shape,
     panels,
     styled,
 )
@@ -45,9 +46,9 @@ def plot_weights(
     lines: list[int | None] = [None] if heads is None else list(heads)
     if not calls or not lines:
         raise ValueError("nothing to draw: pass at least one attention and one head")
-    ratio = max(check_image_grid(call.grid).shape[0] / call.grid.shape[1] for call in calls)
+    shape = max(panel_shape(*check_image_grid(call.grid).shape) for call in calls)
     width = max(4.0 * len(calls), 6.0)
-    figure = new_figure(width, width / len(calls) * ratio * 0.86 * len(lines) + 0.6)
+    figure = new_figure(width, (width / len(calls) * shape * 0.8 + 0.8) * len(lines))
     drawn = panels(figure, len(lines), len(calls))
     for axes_row, head in zip(drawn, lines, strict=True):
         for axes, call in zip(axes_row, calls, strict=True):
@@ -73,9 +74,9 @@ def plot_attention(
     """
     if not calls:
         raise ValueError("nothing to draw: pass at least one attention")
-    ratio = max(check_image_grid(call.grid).shape[0] / call.grid.shape[1] for call in calls)
+    shape = max(panel_shape(*check_image_grid(call.grid).shape) for call in calls)
     columns = 3 if image is None else 4
-    figure = new_figure(2.2 * columns, 1.7 * ratio * len(calls) + 0.7)
+    figure = new_figure(2.2 * columns, max(1.7 * shape, 1.5) * len(calls) + 0.7)
     for axes_row, call in zip(panels(figure, len(calls), columns), calls, strict=True):
         check_patch(patch, call.grid)
         if image is not None:

@@ -10,7 +10,16 @@ from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
 from irpe.core.spec import RPESpec
-from irpe.viz.canvas import COLUMN, SEQUENTIAL, draw_map, draw_star, new_figure, panels, styled
+from irpe.viz.canvas import (
+    COLUMN,
+    SEQUENTIAL,
+    draw_map,
+    draw_star,
+    new_figure,
+    panel_shape,
+    panels,
+    styled,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +59,8 @@ def plot_buckets(
     ]
     if not tables or not references:
         raise ValueError("nothing to draw: pass at least one encoding and one reference patch")
-    shape = (rows + 2 * (num_prefix_tokens > 0)) / columns
+    lines = -(-num_prefix_tokens // columns)
+    shape = panel_shape(rows + lines + (lines > 0), columns)
     figure, drawn = _panels(len(references), len(tables), shape)
     size = 7.5 if len(tables) < 3 else 10  # a wide figure is made smaller to fit a column
     for axes_row, reference in zip(drawn, references, strict=True):
@@ -73,7 +83,7 @@ def _panels(references: int, tables: int, shape: float) -> "tuple[Figure, list[l
     is_turned = tables == 1 and shape > 0.5
     lines, across = (tables, references) if is_turned else (references, tables)
     side = 3.2 if across > 2 else COLUMN / across
-    figure = new_figure(side * across, min(side * shape, 3 * side) * lines + 1)
+    figure = new_figure(side * across, side * shape * lines + 1.2)
     drawn = panels(figure, lines, across)
     return figure, [[axes] for axes in drawn[0]] if is_turned else drawn
 

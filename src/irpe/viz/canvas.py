@@ -82,6 +82,11 @@ def new_figure(width: float, height: float) -> "Figure":
     return figure
 
 
+def panel_shape(rows: int, columns: int) -> float:
+    """Returns the height of a map over its width, within what leaves room for its title."""
+    return min(max(rows / columns, 0.4), 3.0)
+
+
 def panels(figure: "Figure", rows: int, columns: int) -> "list[list[Axes]]":
     """Returns the axes of a figure, row by row."""
     axes: Any = figure.subplots(rows, columns, squeeze=False)

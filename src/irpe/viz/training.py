@@ -25,7 +25,8 @@ def read_metrics(run: str | os.PathLike[str]) -> dict[str, list[float]]:
     """
     path = Path(run) / METRICS
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: {run} is not the folder of a training run")
+        hint = f"; it holds runs, pass {run}/*" if any(Path(run).glob(f"*/{METRICS}")) else ""
+        raise FileNotFoundError(f"{path} does not exist: {run} is no training run{hint}")
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file, strict=True))
