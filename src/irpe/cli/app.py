@@ -3,7 +3,7 @@
 import typer
 
 import irpe
-from irpe.cli import ablate, convert, evaluate, train
+from irpe.cli import ablate, convert, evaluate, show, train
 
 app = typer.Typer(
     name="irpe",
@@ -18,7 +18,9 @@ app = typer.Typer(
 
 app.command(epilog=ablate.EPILOG)(ablate.ablate)
 app.command(epilog=train.EPILOG)(train.train)
-app.command("eval", epilog=evaluate.EPILOG)(evaluate.evaluate)
+app.command("eval", epilog=evaluate.EPILOG, no_args_is_help=True)(evaluate.evaluate)
+app.add_typer(show.app, name="show")
+app.command("convert", epilog=convert.EXAMPLES, no_args_is_help=True)(convert.convert)
 
 
 def _print_version(value: bool) -> None:
@@ -34,6 +36,3 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     ),
 ) -> None:
     """Image relative position encodings for vision transformers."""
-
-
-app.command("convert", epilog=convert.EXAMPLES, no_args_is_help=True)(convert.convert)

@@ -1,1 +1,39 @@
-"""Figures: functions that return a figure of matplotlib."""
+"""Figures of the paper, drawn from the library's own objects, and the explorer page.
+
+Each function returns a matplotlib figure, which `save_figure` writes as PNG or SVG. The command
+`irpe show` does the same from the command line. Needs the extra `viz`.
+"""
+
+from irpe.viz.attention import plot_attention, plot_weights
+from irpe.viz.buckets import plot_buckets
+from irpe.viz.canvas import save_figure
+from irpe.viz.capture import CapturedAttention, capture
+from irpe.viz.cost import plot_cost_bars, plot_cost_curves
+from irpe.viz.explorer import explorer_page
+from irpe.viz.images import default_image, image_input, read_image
+from irpe.viz.index import plot_index
+from irpe.viz.locality import Locality, measure_locality, plot_locality
+from irpe.viz.tables import plot_tables
+from irpe.viz.training import plot_training, read_metrics
+
+__all__ = [
+    "CapturedAttention",
+    "Locality",
+    "capture",
+    "default_image",
+    "explorer_page",
+    "image_input",
+    "measure_locality",
+    "plot_attention",
+    "plot_buckets",
+    "plot_cost_bars",
+    "plot_cost_curves",
+    "plot_index",
+    "plot_locality",
+    "plot_tables",
+    "plot_training",
+    "plot_weights",
+    "read_image",
+    "read_metrics",
+    "save_figure",
+]

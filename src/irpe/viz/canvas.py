@@ -1,0 +1,172 @@
+"""What all figures share: size in centimetres, type, colours, and how they are written.
+
+Figures are made without pyplot, so that no state outlives them and no display is needed.
+"""
+
+import functools
+import io
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ParamSpec
+
+from torch import Tensor
+
+from irpe.extras import require
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+COLUMN = 8.0  # centimetres: the width of a column of the paper
+FORMATS = (".png", ".svg")
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+STAR = "#E8000B"
+SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
+_STYLE: dict[str, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 7,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": False,
+    "figure.facecolor": "white",
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.5,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "svg.hashsalt": "irpe",
+    "xtick.labelsize": 6.5,
+    "xtick.major.width": 0.6,
+    "ytick.labelsize": 6.5,
+    "ytick.major.width": 0.6,
+}
+
+Arguments = ParamSpec("Arguments")
+
+
+def styled(plot: Callable[Arguments, "Figure"]) -> Callable[Arguments, "Figure"]:
+    """Lets a function draw in the style of the figures, whatever the user's settings are."""
+
+    @functools.wraps(plot)
+    def plot_in_style(*args: Arguments.args, **kwargs: Arguments.kwargs) -> "Figure":
+        matplotlib = require("matplotlib", "viz")
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(_STYLE)
+            return plot(*args, **kwargs)
+
+    return plot_in_style
+
+
+def new_figure(width: float, height: float) -> "Figure":
+    """Returns an empty figure.
+
+    Args:
+        width: In centimetres.
+        height: In centimetres.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 2.54, height / 2.54), layout="constrained")
+    engine: Any = figure.get_layout_engine()
+    engine.set(w_pad=0.03, h_pad=0.03)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def panel_shape(rows: int, columns: int) -> float:
+    """Returns the height of a map over its width, within what leaves room for its title."""
+    return min(max(rows / columns, 0.4), 3.0)
+
+
+def panels(figure: "Figure", rows: int, columns: int) -> "list[list[Axes]]":
+    """Returns the axes of a figure, row by row."""
+    axes: Any = figure.subplots(rows, columns, squeeze=False)
+    return [list(row) for row in axes]
+
+
+def whole_ticks(axis: Any) -> None:
+    """Lets an axis have ticks at whole numbers only."""
+    axis.get_major_locator().set_params(integer=True)
+
+
+def draw_map(axes: "Axes", values: Any, **arguments: Any) -> "AxesImage":
+    """Draws a matrix or a picture, one square a number, without ticks."""
+    shown = values.numpy() if isinstance(values, Tensor) else values
+    image = axes.imshow(shown, interpolation="nearest", **arguments)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def draw_star(axes: "Axes", row: float, column: float, size: float = 7) -> None:
+    """Marks the reference patch."""
+    axes.plot(
+        column,
+        row,
+        marker="*",
+        color=STAR,
+        markersize=size,
+        markeredgecolor="white",
+        markeredgewidth=0.4,
+        linestyle="none",
+    )
+
+
+def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
+    """Writes a figure, as PNG or SVG by the end of its name, and returns where it is.
+
+    The file is complete or not there at all, and equal figures give equal files.
+
+    Args:
+        figure: The figure.
+        path: The file; its folder must exist.
+    """
+    path = check_place(path, FORMATS)
+    matplotlib = require("matplotlib", "viz")
+    metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
+    file = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": _STYLE["svg.hashsalt"]}):
+        figure.savefig(
+            file,
+            format=path.suffix[1:],
+            dpi=200,
+            metadata=metadata,
+            bbox_inches="tight",
+            pad_inches=0.03,
+        )
+    write_file(path, file.getvalue())
+    return path
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file beside its place and moves it there: it is complete or not there at all."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".irpe.") as scratch:
+        written = Path(scratch, path.name)
+        written.write_bytes(content)
+        written.replace(path)
+
+
+def check_place(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path:
+    """Returns a path that a file can be written to, or raises an error.
+
+    Args:
+        path: The file.
+        endings: What its name may end with.
+    """
+    path = Path(path)
+    if path.suffix not in endings:
+        raise ValueError(f"{path} must end with {' or '.join(endings)}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"the folder {path.parent} does not exist: make it first")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file")
+    return path

@@ -1,0 +1,130 @@
+"""What each equipped attention of a model did with an input: its queries, keys and tables."""
+
+import copy
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from irpe.adapters.equip import equipped_attentions
+from irpe.adapters.inject import encoding_of
+from irpe.core.grid import Grid
+from irpe.nn.encoding import RelativePositionEncoding
+
+HeadPairs = Float[Tensor, "heads query key"]
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedAttention:
+    """One call of one equipped attention.
+
+    Args:
+        name: The attention's path in the model.
+        encoding: Its tables.
+        q: The queries as they enter the dot product: batch, heads, tokens, head dimension.
+        k: The keys.
+        grid: The grid of the patches.
+        attn_mask: The mask of the call, or `None`.
+        scale: The scale of the call; `None` stands for 1 / sqrt(head dimension).
+    """
+
+    name: str
+    encoding: RelativePositionEncoding
+    q: Tensor
+    k: Tensor
+    grid: Grid
+    attn_mask: Tensor | None
+    scale: float | None
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """How many tokens stand before the patches."""
+        return self.encoding.num_prefix_tokens
+
+    @property
+    def num_heads(self) -> int:
+        """The number of heads."""
+        return self.q.shape[1]
+
+    @property
+    def sees_whole_image(self) -> bool:
+        """Whether the call was about one image, not several or the windows of one."""
+        return self.q.shape[0] == 1
+
+    def extra_weights(self) -> HeadPairs:
+        """Returns b_ij of Eq. 13, averaged over the batch (and a Swin transformer's windows)."""
+        self._check_scores()
+        with torch.no_grad():
+            return self.encoding.scores(self.q, self.k, grid=self.grid).mean(0)
+
+    def attention(self) -> HeadPairs:
+        """Returns the attention weights a_ij, averaged over the batch."""
+        return self._attention(self.encoding)
+
+    def attention_without(self) -> HeadPairs:
+        """Returns the weights of the same queries and keys with all tables zero."""
+        plain = copy.deepcopy(self.encoding)
+        plain.reset_parameters()
+        return self._attention(plain)
+
+    def _attention(self, encoding: RelativePositionEncoding) -> HeadPairs:
+        self._check_scores()
+        arguments: dict[str, Any] = {"attn_mask": self.attn_mask, "scale": self.scale}
+        with torch.no_grad():
+            return encoding.weights(self.q, self.k, grid=self.grid, **arguments).mean(0)
+
+    def _check_scores(self) -> None:
+        if self.encoding.spec.mode == "contextual" and self.encoding.spec.targets == "v":
+            raise ValueError(
+                f"{self.name} has the encoding {self.encoding.spec}, which acts on values alone: "
+                "it adds nothing to the attention's scores, so there is nothing to see"
+            )
+
+
+def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAttention]:
+    """Runs a model once, in eval mode and without gradients, and notes what its attentions did.
+
+    Args:
+        model: An equipped model of any library; its training mode is as before afterwards.
+        inputs: What it is called with.
+        keywords: What it is called with by name.
+
+    Returns:
+        The calls of equipped attentions, in the order in which they were made.
+    """
+    calls: list[CapturedAttention] = []
+    was_training = [(module, module.training) for module in model.modules()]
+    with torch.no_grad(), _noting(model, calls):
+        try:
+            model.eval()(*inputs, **keywords)
+        finally:
+            for module, mode in was_training:
+                module.training = mode
+    return calls
+
+
+@contextmanager
+def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Generator[None]:
+    """Appends every call of an equipped attention to a list, as long as the context lasts."""
+    handles: list[Any] = []
+    for name, attention in equipped_attentions(model).items():
+
+        def note(encoding: Any, args: Any, kwargs: Any, name: str = name) -> None:
+            q, k = (tensor.detach().float().cpu() for tensor in args[:2])
+            mask = kwargs.get("attn_mask")
+            mask = None if mask is None else mask.detach().cpu()
+            tables = copy.deepcopy(encoding).float().cpu()
+            grid, scale = Grid.of(kwargs["grid"]), kwargs.get("scale")
+            calls.append(CapturedAttention(name, tables, q, k, grid, mask, scale))
+
+        encoding = encoding_of(attention)
+        handles.append(encoding.register_forward_pre_hook(note, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

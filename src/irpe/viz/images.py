@@ -1,0 +1,98 @@
+"""Pictures as a model wants them: its channels, its size, its normalisation."""
+
+import os
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from irpe.extras import require
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_SCENE = "assets/scene.png"
+_GREY = (0.5, 0.5)  # mean and deviation for models that name none
+
+
+def read_image(path: str | os.PathLike[str]) -> "Image":
+    """Returns the picture in a file, in colour.
+
+    Args:
+        path: A PNG, JPEG or any other file that Pillow reads.
+    """
+    pillow = require("PIL.Image", "viz")
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: pass the file of an image")
+    try:
+        with pillow.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        raise ValueError(f"{path} is not an image that can be read: {error}") from error
+
+
+def default_image() -> "Image":
+    """Returns the picture that ships with the package, 224 x 224, drawn for it."""
+    pillow = require("PIL.Image", "viz")
+    with files("irpe.viz").joinpath(_SCENE).open("rb") as file, pillow.open(file) as image:
+        return image.convert("RGB")
+
+
+def image_input(model: nn.Module, image: "Image") -> "tuple[Tensor, Image]":
+    """Returns a picture as the input of a model, and the picture as the model sees it.
+
+    Channels come from the model's first convolution. The size is the one that the model was made
+    for; a model that takes any size gets the picture's own. Mean and deviation are those of timm's
+    configuration, if the model has one, else 0.5.
+
+    Args:
+        model: The model.
+        image: The picture.
+    """
+    channels = _num_channels(model)
+    size = _input_size(model)
+    seen = image.convert("L" if channels == 1 else "RGB")
+    if size is not None:
+        seen = seen.resize((size[1], size[0]), require("PIL.Image", "viz").Resampling.BICUBIC)
+    bands, (width, height) = len(seen.getbands()), seen.size
+    pixels = torch.frombuffer(bytearray(seen.tobytes()), dtype=torch.uint8)
+    pixels = pixels.view(height, width, bands).permute(2, 0, 1).float() / 255
+    mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in _normalisation(model))
+    if len(mean) != channels:
+        mean, deviation = mean.mean(), deviation.mean()
+    parameter = next(model.parameters())
+    return ((pixels - mean) / deviation).unsqueeze(0).to(parameter), seen
+
+
+def _num_channels(model: nn.Module) -> int:
+    convolutions = (module for module in model.modules() if isinstance(module, nn.Conv2d))
+    first = next(convolutions, None)
+    if first is None or first.in_channels not in (1, 3):
+        found = "no convolution" if first is None else f"{first.in_channels} channels"
+        raise ValueError(
+            f"{type(model).__qualname__} takes no grey or colour pictures, it has {found} at its "
+            "input: call irpe.viz.capture(model, x) with an input of your own"
+        )
+    return first.in_channels
+
+
+def _input_size(model: nn.Module) -> tuple[int, int] | None:
+    """Returns the height and width that timm's, torchvision's or transformers' models are for."""
+    for module in model.modules():
+        owner: Any = getattr(module, "patch_embed", None)
+        size = getattr(owner, "img_size", None) if isinstance(owner, nn.Module) else None
+        size = size or getattr(module, "image_size", None)
+        size = size or getattr(getattr(module, "config", None), "image_size", None)
+        if isinstance(size, int):
+            return size, size
+        if isinstance(size, tuple | list) and len(size) == 2:
+            return int(size[0]), int(size[1])
+    return None
+
+
+def _normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    return tuple(config.get("mean", _GREY[:1])), tuple(config.get("std", _GREY[1:]))

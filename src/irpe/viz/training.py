@@ -1,0 +1,69 @@
+"""The curves of training runs, from the metrics that they wrote."""
+
+import csv
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled, whole_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+METRICS = "metrics.csv"
+Metrics = Mapping[str, Sequence[float]]
+_NEEDED = ("epoch", "train_loss", "val_loss", "top1")
+_DASHES = ("-", "--", ":", "-.")
+
+
+def read_metrics(run: str | os.PathLike[str]) -> dict[str, list[float]]:
+    """Returns the columns of a run's metrics, one number an epoch.
+
+    Args:
+        run: The folder of the run.
+    """
+    path = Path(run) / METRICS
+    if not path.is_file():
+        hint = f"; it holds runs, pass {run}/*" if any(Path(run).glob(f"*/{METRICS}")) else ""
+        raise FileNotFoundError(f"{path} does not exist: {run} is no training run{hint}")
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file, strict=True))
+        columns = {name: [float(line[name]) for line in lines] for name in lines[0]}
+    except (csv.Error, IndexError, TypeError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or empty: {error}") from error
+    missing = [name for name in _NEEDED if name not in columns]
+    if missing:
+        raise ValueError(f"{path} has no column {missing[0]!r}: it needs {', '.join(_NEEDED)}")
+    return columns
+
+
+@styled
+def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
+    """Returns the curves of several runs: accuracy, and the losses.
+
+    Args:
+        runs: The metrics of each run, by the name that the legend shows.
+    """
+    if not runs:
+        raise ValueError("nothing to draw: pass the metrics of at least one run")
+    figure = new_figure(COLUMN, 8.6 + 0.4 * len(runs))
+    (accuracy,), (loss,) = panels(figure, 2, 1)
+    for number, (name, metrics) in enumerate(runs.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
+        best = max(metrics["top1"])
+        label = f"{name}, best {best:.2f} %"
+        mark = "o" if len(metrics["epoch"]) == 1 else None
+        style: dict[str, Any] = {"color": colour, "marker": mark, "markersize": 3}
+        accuracy.plot(metrics["epoch"], metrics["top1"], dashes, label=label, **style)
+        loss.plot(metrics["epoch"], metrics["val_loss"], dashes, **style)
+        loss.plot(metrics["epoch"], metrics["train_loss"], dashes, alpha=0.35, **style)
+    accuracy.set(ylabel="validation top-1, in %")
+    loss.set(xlabel="epoch", ylabel="loss (in training: pale)")
+    for axes in (accuracy, loss):
+        axes.grid(axis="y")
+        whole_ticks(axes.xaxis)
+    figure.legend(loc="outside lower center")
+    return figure

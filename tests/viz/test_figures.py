@@ -1,0 +1,212 @@
+"""The figures show the library's numbers, and are written whole or not at all."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import irpe
+from irpe import viz
+from irpe.viz.attention import reference_places
+
+pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
+pytest.importorskip("timm", reason="needs the extra 'timm'")
+
+from adapters.hosts import images, make_vit, perturb
+
+
+def calls(spec="product-contextual-k", height=24, width=40):
+    model = perturb(irpe.equip(make_vit(dynamic_img_size=True), spec))
+    return viz.capture(model, images(height, width))
+
+
+def pictures(figure):
+    """The matrices that the axes of a figure show, colour scales left out."""
+    shown = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    return [torch.tensor(matrix.filled(torch.nan)) for matrix in shown]
+
+
+def test_index_curves_are_the_functions():
+    piecewise, clip = irpe.Piecewise(2, 4, 16), irpe.Clip(3)
+    (axes,) = viz.plot_index(piecewise, clip).axes
+    curves = [line for line in axes.lines if "(x)" in str(line.get_label())]
+    for line, function in zip(curves, (piecewise, clip), strict=True):
+        x = torch.tensor(line.get_xdata(), dtype=torch.float64)
+        assert line.get_ydata().tolist() == function(x).tolist()
+    assert float(x.max()) == 20.0
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+@pytest.mark.parametrize("method", ["euclidean", "quantization", "cross", "product"])
+def test_bucket_maps_show_who_shares_a_bucket(method, prefix):
+    spec, grid, at = irpe.RPESpec(method, index=irpe.Piecewise.from_ratio(1.2)), (3, 7), (1, 4)
+    shown = pictures(viz.plot_buckets([spec], grid, prefix, [at]))
+    maps = irpe.bucket_maps(spec, grid, prefix)
+    assert len(shown) == len(maps)
+    for picture, bucket_map in zip(shown, maps, strict=True):
+        ids = bucket_map.ids[prefix + at[0] * 7 + at[1]]
+        above = 2 if prefix else 0
+        assert picture.shape == (3 + above, 7)
+        drawn = torch.cat([picture[:1].flatten()[:prefix], picture[above:].flatten()])
+        assert torch.equal(drawn[:, None] == drawn, ids[:, None] == ids)
+        assert int(picture.isnan().sum()) == above * 7 - prefix
+
+
+def test_bucket_maps_by_default_are_those_of_the_paper():
+    figure = viz.plot_buckets()
+    titles = [axes.get_title() for axes in figure.axes[:5]]
+    assert [title.split("\n")[1].split()[0] for title in titles] == ["20", "51", "28", "28", "50"]
+    stars = [[(line.get_xdata()[0], line.get_ydata()[0]) for line in a.lines] for a in figure.axes]
+    assert stars == [[(0, 2)]] * 5 + [[(7, 9)]] * 5  # two lines for the prefix token stand above
+
+
+def test_titles_tell_encodings_of_one_method_apart():
+    specs = ["product-bias-k", "product-bias-k@clip2", "cross-bias-k@1:2:5"]
+    titles = [a.get_title() for a in viz.plot_buckets(specs, (3, 5), 0, [(0, 0)]).axes]
+    names = ["product", "product @clip2", "cross @1:2:5, rows", "cross @1:2:5, columns"]
+    assert [title.split("\n")[0] for title in titles] == names
+
+
+def test_more_prefix_tokens_than_columns_take_more_lines():
+    (picture,) = pictures(viz.plot_buckets(["product-bias-k"], (2, 3), 5, [(0, 0)]))
+    assert picture.shape == (2 + 3, 3)
+    assert int((~picture[:2].isnan()).sum()) == 5
+
+
+def test_weights_are_b_of_five_by_five_patches():
+    first, second = calls()
+    shown = pictures(viz.plot_weights([first, second], heads=[1, 0]))
+    assert len(shown) == 4
+    rows, columns = first.grid.shape
+    down, across = reference_places(rows), reference_places(columns)
+    assert (down, across) == ([0, 1, 2], [0, 1, 2, 3, 4])
+    for picture, (call, head) in zip(
+        shown, [(first, 1), (second, 1), (first, 0), (second, 0)], strict=True
+    ):
+        b = call.extra_weights()[head, 1:, 1:].view(rows, columns, rows, columns)
+        for line, row in enumerate(down):
+            for place, column in enumerate(across):
+                top, left = line * (rows + 1), place * (columns + 1)
+                tile = picture[top : top + rows, left : left + columns]
+                torch.testing.assert_close(tile, b[row, column])
+        assert int(picture.isnan().sum()) == picture.numel() - 15 * rows * columns
+
+
+def test_five_places_are_spread_evenly_over_an_axis():
+    assert [reference_places(n) for n in (1, 2, 14)] == [[0], [0, 1], [0, 3, 6, 10, 13]]
+
+
+def test_attention_shows_without_with_and_the_change():
+    call = calls()[1]
+    without, with_it, change = pictures(viz.plot_attention([call], (2, 1), head=0))
+    query = 1 + 2 * 5 + 1
+    torch.testing.assert_close(without, call.attention_without()[0, query, 1:].view(3, 5))
+    torch.testing.assert_close(with_it, call.attention()[0, query, 1:].view(3, 5))
+    torch.testing.assert_close(change, with_it - without)
+    mean = pictures(viz.plot_attention([call], (2, 1)))[1]
+    torch.testing.assert_close(mean, call.attention().mean(0)[query, 1:].view(3, 5))
+
+
+@pytest.mark.parametrize("spec", ["cross-contextual-qv+unshared", "product-bias-k+unshared"])
+def test_tables_are_shown_row_by_row_heads_side_by_side(spec):
+    model = perturb(irpe.equip(make_vit(), spec))
+    shown = pictures(viz.plot_tables(model))
+    roles = ["query_tables", "value_tables", "bias_tables"]
+    number = 0
+    for role in roles:
+        for axis in range(len(getattr(model.blocks[0].attn.rpe, role))):
+            for block in model.blocks:
+                table = getattr(block.attn.rpe, role)[axis].detach()
+                heads = table if table.ndim == 3 else table[..., None]
+                torch.testing.assert_close(shown[number], torch.cat([heads[0], heads[1]], 1))
+                number += 1
+    assert number == len(shown)
+
+
+def test_costs_are_drawn_as_given():
+    macs = {"direct": [1e9, 4e9], "per bucket": [5e8, 1e9]}
+    (axes,) = viz.plot_cost_curves([224, 448], macs).axes
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
+    assert drawn == {"direct": [1.0, 4.0], "per bucket": [0.5, 1.0]}
+    bars = viz.plot_cost_bars({"none": 2.0, "k": 2.5}, {"none": 100, "k": 101}, "none").axes
+    widths = [[bar.get_width() for bar in axes.patches] for axes in bars]
+    assert widths == [[pytest.approx(25)], [pytest.approx(1)]]
+
+
+def draw_nothing():
+    def call():
+        return calls()[0]
+
+    return {
+        "farthest = 0": lambda: viz.plot_index(farthest=0),
+        r"patch \(3, 0\) is not on the grid 3x5": lambda: viz.plot_attention([call()], (3, 0)),
+        r"patch \(0, -1\) is not on the grid": lambda: viz.plot_buckets(references=[(0, -1)]),
+        "has 3 axes": lambda: viz.plot_buckets(grid=(2, 3, 4)),
+        "at least one encoding": lambda: viz.plot_buckets([]),
+        "at least one attention": lambda: viz.plot_weights([]),
+        "head 2 does not exist: the attention has 0 to 1": lambda: viz.plot_weights([call()], [2]),
+        "block 7 does not exist: the model has 0 to 1": lambda: viz.plot_tables(
+            irpe.equip(make_vit(), "cross-bias-k"), [7]
+        ),
+        "at least one block": lambda: viz.plot_tables(irpe.equip(make_vit(), "cross-bias-k"), []),
+        "2 numbers for 1 resolutions": lambda: viz.plot_cost_curves([224], {"k": [1, 2]}),
+        "for the reference 'plain'": lambda: viz.plot_cost_bars({"k": 1}, {"k": 1}, "plain"),
+        "at least one run": lambda: viz.plot_training({}),
+    }
+
+
+@pytest.mark.parametrize("message", list(draw_nothing()))
+def test_what_cannot_be_drawn_is_an_error_that_says_why(message):
+    with pytest.raises(ValueError, match=message):
+        draw_nothing()[message]()
+
+
+@pytest.mark.parametrize("grid", [(1, 1), (1, 28), (28, 1)])
+def test_long_grids_leave_room_for_titles(tmp_path, grid):
+    figure = viz.plot_buckets(grid=grid, num_prefix_tokens=0)
+    viz.save_figure(figure, tmp_path / "buckets.png")  # matplotlib warns where there is none
+    figure = viz.plot_weights(calls(height=8 * grid[0], width=8 * grid[1]))
+    viz.save_figure(figure, tmp_path / "weights.png")
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_equal_figures_give_equal_files(tmp_path, ending):
+    first, second = tmp_path / f"a.{ending}", tmp_path / f"b.{ending}"
+    for path in (first, second):
+        assert viz.save_figure(viz.plot_buckets(["product-bias-k"], (3, 5)), path) == path
+    assert first.read_bytes() == second.read_bytes()
+    assert first.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"a.{ending}", f"b.{ending}"]
+
+
+def test_files_that_cannot_be_written_are_errors_and_leave_nothing(tmp_path):
+    figure = viz.plot_index()
+    with pytest.raises(ValueError, match=r"must end with \.png or \.svg"):
+        viz.save_figure(figure, tmp_path / "figure.gif")
+    with pytest.raises(FileNotFoundError, match="make it first"):
+        viz.save_figure(figure, tmp_path / "none" / "figure.png")
+    (tmp_path / "folder.png").mkdir()
+    with pytest.raises(IsADirectoryError, match="name a file"):
+        viz.save_figure(figure, tmp_path / "folder.png")
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
+
+
+def test_figures_neither_use_pyplot_nor_the_settings_of_the_user():
+    import matplotlib
+
+    with matplotlib.rc_context({"font.size": 40, "image.origin": "lower"}):
+        figure = viz.plot_buckets(["product-bias-k"], (3, 5))
+        assert figure.axes[0].title.get_fontsize() < 10
+        assert figure.axes[0].images[0].origin == "upper"
+        assert matplotlib.rcParams["font.size"] == 40
+    assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_importing_the_figures_loads_nothing_heavy():
+    code = (
+        "import sys, irpe.viz; "
+        "print([name for name in ('matplotlib', 'PIL', 'timm') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
