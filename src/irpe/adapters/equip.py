@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from irpe.adapters.cpvt import choose_blocks, has_generator, insert
 from irpe.adapters.inject import (
     Plan,
     Request,
@@ -21,8 +22,8 @@ from irpe.adapters.inject import (
     is_equipped,
 )
 from irpe.core.buckets import check_num_prefix_tokens
+from irpe.core.encodings import CPVT, AnyEncoding, parse_encoding
 from irpe.core.grid import Grid
-from irpe.core.spec import RPESpec
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -40,7 +41,7 @@ _EQUIPMENT = "_irpe_equipment"
 class Equipment:
     """How a model was equipped: the arguments of `equip`, which can be called with them again."""
 
-    spec: RPESpec
+    spec: AnyEncoding
     grid: tuple[int, ...] | None
     num_prefix_tokens: int | None
     layers: tuple[int, ...] | None
@@ -50,7 +51,7 @@ class Equipment:
 
 def equip(
     model: Model,
-    spec: RPESpec | str,
+    spec: AnyEncoding | str,
     grid: Grid | Sequence[int] | None = None,
     num_prefix_tokens: int | None = None,
     layers: Iterable[int] | None = None,
@@ -64,16 +65,21 @@ def equip(
 
     Args:
         model: A model of timm or of torch.nn, or one that contains such a model.
-        spec: The encoding, or its text, for example "product-contextual-k".
+        spec: The encoding, or its text, for example "product-contextual-k" or "shaw".
         grid: The shape of the grid of patches; `None` takes it from the model, input by input.
         num_prefix_tokens: How many tokens stand before the patches; `None` takes it from the model.
-        layers: The numbers of the attentions to equip, counted from the input; `None` takes all.
+        layers: The numbers of the attentions to equip, counted from the input; `None` takes all,
+            or for "cpvt" the first five.
         absolute: "keep" the absolute encoding, use "none", or replace it by a fixed "sinusoid".
+            "cpvt" stands in its place, so there is nothing to keep: it is removed.
         builtin_bias: "keep" or "drop" the relative bias that a Swin transformer has of its own.
     """
     shape = None if grid is None else Grid.of(grid).shape
     numbers = None if layers is None else _as_tuple(layers)
-    call = Equipment(RPESpec.of(spec), shape, num_prefix_tokens, numbers, absolute, builtin_bias)
+    encoding = parse_encoding(spec)
+    if isinstance(encoding, CPVT) and absolute == "keep":
+        absolute = "none"
+    call = Equipment(encoding, shape, num_prefix_tokens, numbers, absolute, builtin_bias)
     apply_equipment(model, call)
     return model
 
@@ -89,9 +95,12 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
             raise ValueError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")
     request = Request(call.grid, call.num_prefix_tokens, call.absolute, call.builtin_bias)
     plan = _find(model, request)
+    changes = [*plan.changes, partial(_note, model, call)]
+    if isinstance(call.spec, CPVT):
+        return insert(choose_blocks(plan.sites, call.layers), changes)
     sites = choose_layers(plan.sites, call.layers)
     check_sites(sites)
-    return inject(sites, [*plan.changes, partial(_note, model, call)], call.spec)
+    return inject(sites, changes, call.spec)
 
 
 def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
@@ -112,6 +121,11 @@ def equipped_attentions(model: nn.Module) -> dict[str, nn.Module]:
     if not found:
         raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
     return found
+
+
+def equipped_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the blocks of a model that have a generator of positions (cpvt), by their names."""
+    return {name: module for name, module in model.named_modules() if has_generator(module)}
 
 
 def _find(model: nn.Module, request: Request) -> Plan:
@@ -160,8 +174,11 @@ class NoWeightDecay:
 
 
 def table_names(model: nn.Module) -> list[str]:
-    """Returns the names of all tables in a model."""
-    return [
+    """Returns the names of all tables in a model, and of other parameters of its encodings."""
+    generators = [f"{name}.peg.{p}" for name in equipped_blocks(model) for p in ("weight", "bias")]
+    if generators and not any(map(is_equipped, model.modules())):
+        return generators
+    return generators + [
         f"{name}.rpe.{table}".lstrip(".")
         for name, attention in equipped_attentions(model).items()
         for table, _ in encoding_of(attention).named_parameters()

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from irpe.core.encodings import Encoding
 from irpe.core.grid import Grid
-from irpe.core.spec import RPESpec
 from irpe.nn.encoding import RelativePositionEncoding
 
 Undo = Callable[[], object]
@@ -69,6 +69,8 @@ class Site:
         grid: Where the grid of an input comes from.
         change: What else is to be changed in it.
         check: Raises an error if it cannot be equipped after all.
+        block: The module around it whose output is the tokens of the grid, if there is one.
+        block_dim: The dimension of these tokens.
     """
 
     name: str
@@ -80,6 +82,8 @@ class Site:
     grid: GridSource
     change: Change | None = None
     check: Callable[[], None] | None = None
+    block: nn.Module | None = None
+    block_dim: int = 0
 
 
 @dataclass
@@ -95,7 +99,7 @@ class Plan:
     changes: list[Change] = field(default_factory=list[Change])
 
 
-def inject(sites: Sequence[Site], changes: Sequence[Change], spec: RPESpec) -> ExitStack:
+def inject(sites: Sequence[Site], changes: Sequence[Change], spec: Encoding) -> ExitStack:
     """Equips the attentions and makes the changes; undoes everything if anything fails.
 
     Returns:
@@ -167,7 +171,7 @@ def grid_of(attention: nn.Module) -> GridSource:
     return source
 
 
-def _make_encoding(site: Site, spec: RPESpec) -> RelativePositionEncoding:
+def _make_encoding(site: Site, spec: Encoding) -> RelativePositionEncoding:
     like = next(site.attention.parameters())
     ndim = 2 if site.grid.grid is None else Grid.of(site.grid.grid).ndim
     return RelativePositionEncoding(

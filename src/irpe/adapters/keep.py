@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from irpe.adapters.equip import ADAPTERS, Equipment, apply_equipment, equipment_of
-from irpe.core.spec import RPESpec
+from irpe.core.encodings import parse_encoding
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
@@ -182,7 +182,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _equipment(call: dict[str, Any]) -> Equipment:
-    fields: dict[str, Any] = {**call, "spec": RPESpec.parse(call["spec"])}
+    fields: dict[str, Any] = {**call, "spec": parse_encoding(call["spec"])}
     for name in ("grid", "layers"):
         fields[name] = call[name] and tuple(call[name])
     return Equipment(**fields)

@@ -170,8 +170,10 @@ def _plan_vit(found: Plan, vit: VisionTransformer, prefix: str, request: Request
         )
     source = GridSource(request.grid or vit.patch_embed.grid_size)
     count = request.num_prefix_tokens
+    blocks: Any = vit.blocks
     for name, attention in vit.blocks.named_modules(prefix=f"{prefix}blocks"):
         if isinstance(attention, Attention):
+            number = int(name.removeprefix(f"{prefix}blocks.").split(".")[0])
             found.sites.append(
                 Site(
                     name=name,
@@ -181,6 +183,8 @@ def _plan_vit(found: Plan, vit: VisionTransformer, prefix: str, request: Request
                     head_dim=attention.head_dim,
                     num_prefix_tokens=vit.num_prefix_tokens if count is None else count,
                     grid=source,
+                    block=blocks[number],
+                    block_dim=vit.embed_dim,
                 )
             )
     if request.grid is None:
