@@ -33,16 +33,23 @@ def choose_blocks(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
 
     Raises an error if a block has a generator already, or if the model has no such blocks.
     """
-    chosen = choose_layers(sites, layers) if layers else list(sites[:_FIRST_BLOCKS])
-    for site in chosen:
+    by_block: dict[int, Site] = {}  # a block may hold several attentions
+    for site in sites:
         if site.block is None:
             raise ValueError(
                 f"cpvt cannot follow {site.name}: it works between the blocks of a "
                 "VisionTransformer of timm; choose an encoding of attentions instead, such as "
                 "product-contextual-k"
             )
-        if has_generator(site.block):
-            raise ValueError(f"already equipped: the block of {site.name} has cpvt")
+        by_block.setdefault(id(site.block), site)
+    blocks = list(by_block.values())
+    chosen = blocks[:_FIRST_BLOCKS] if layers is None else choose_layers(blocks, layers)
+    equipped = [s.name for s in chosen if s.block is not None and has_generator(s.block)]
+    if equipped:
+        raise ValueError(
+            f"already equipped: the blocks of {', '.join(equipped)} have cpvt; start from a plain "
+            "model, or choose other layers"
+        )
     return chosen
 
 

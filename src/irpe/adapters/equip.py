@@ -77,8 +77,6 @@ def equip(
     shape = None if grid is None else Grid.of(grid).shape
     numbers = None if layers is None else _as_tuple(layers)
     encoding = parse_encoding(spec)
-    if isinstance(encoding, CPVT) and absolute == "keep":
-        absolute = "none"
     call = Equipment(encoding, shape, num_prefix_tokens, numbers, absolute, builtin_bias)
     apply_equipment(model, call)
     return model
@@ -93,7 +91,9 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
     for name, choices in _CHOICES.items():
         if getattr(call, name) not in choices:
             raise ValueError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")
-    request = Request(call.grid, call.num_prefix_tokens, call.absolute, call.builtin_bias)
+    stands_for_absolute = isinstance(call.spec, CPVT) and call.absolute == "keep"
+    absolute = "none if any" if stands_for_absolute else call.absolute
+    request = Request(call.grid, call.num_prefix_tokens, absolute, call.builtin_bias)
     plan = _find(model, request)
     changes = [*plan.changes, partial(_note, model, call)]
     if isinstance(call.spec, CPVT):

@@ -45,7 +45,8 @@ class Request:
     Args:
         grid: The grid, or `None` to take it from the model.
         num_prefix_tokens: The tokens before the patches, or `None` to take it from the model.
-        absolute: What becomes of the absolute encoding: keep, none or sinusoid.
+        absolute: What becomes of the absolute encoding: keep, none or sinusoid; or "none if any",
+            for an encoding that stands in its place whether there is one or not.
         builtin_bias: What becomes of a relative bias that the model has: keep or drop.
     """
 

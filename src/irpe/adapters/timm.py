@@ -189,7 +189,10 @@ def _plan_vit(found: Plan, vit: VisionTransformer, prefix: str, request: Request
             )
     if request.grid is None:
         found.changes.append(partial(_follow_grid, vit, source))
-    if request.absolute != "keep":
+    if request.absolute == "none if any":
+        if vit.pos_embed is not None:
+            found.changes.append(partial(_replace_absolute, vit, "none"))
+    elif request.absolute != "keep":
         found.changes.append(partial(_replace_absolute, vit, request.absolute))
 
 
