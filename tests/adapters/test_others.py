@@ -20,10 +20,10 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 
 import irpe
-from irpe.core.encodings import NAMES
 from irpe.nn.generator import PositionGenerator
 
-ON_ATTENTIONS = [name for name in NAMES if name != "cpvt"]
+ON_ATTENTIONS = ["shaw", "huang", "sasa", "transformer-xl", "axial-deeplab"]
+NAMES = [*ON_ATTENTIONS, "cpvt"]
 
 
 def wide_vit(**arguments):
@@ -166,6 +166,28 @@ def test_cpvt_works_on_a_model_without_absolute_encoding():
     model, x = wide_vit(pos_embed="none"), images(16, 40)
     expected = model(x)
     torch.testing.assert_close(irpe.equip(model, "cpvt")(x), expected)
+
+
+@pytest.mark.parametrize("absolute", ["keep", "none", "sinusoid"])
+def test_the_absolute_encoding_alone(absolute, tmp_path):
+    model, x = irpe.equip(wide_vit(), "none", absolute=absolute), images(16, 40)
+    other = irpe.equip(wide_vit(), "product-contextual-k", absolute=absolute)
+    torch.testing.assert_close(model(x), other(x))
+    assert irpe.summary(model).num_parameters == 0
+    assert irpe.parameter_groups(model, weight_decay=0.05)[0]["params"]
+    assert model.no_weight_decay() == wide_vit().no_weight_decay()
+    irpe.save_equipped(model, tmp_path / "model")
+    assert torch.equal(irpe.load_equipped(tmp_path / "model")(x), model(x))
+
+
+def test_the_absolute_encoding_alone_has_no_layers():
+    model = wide_vit()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=r"layers \[0\]: encoding 'none' equips no layer"):
+        irpe.equip(model, "none", layers=[0])
+    assert state_of(model) == before
+    with pytest.raises(ValueError, match="no absolute encoding to replace"):
+        irpe.equip(make_swin(), "none", absolute="sinusoid")
 
 
 def test_cpvt_beside_an_encoding_of_attentions(tmp_path):

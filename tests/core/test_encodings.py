@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from irpe import Clip, RPESpec, bucket_maps, parse_encoding
-from irpe.core.encodings import CPVT, NAMES, AxialDeepLab, Sasa, TransformerXL
+from irpe.core.encodings import CPVT, NAMES, AxialDeepLab, NoEncoding, Sasa, TransformerXL
 from irpe.core.index import Cut
 
 MEANINGS = {
@@ -17,6 +17,7 @@ MEANINGS = {
     "transformer-xl": TransformerXL(),
     "axial-deeplab": AxialDeepLab(3),
     "cpvt": CPVT(),
+    "none": NoEncoding(),
 }
 
 
@@ -106,6 +107,8 @@ def test_transformer_xl_tells_every_offset_apart(grid, prefix):
         assert (bucket_map.ids[:, :prefix] == len(offsets)).all()
 
 
-def test_maps_of_cpvt_do_not_exist():
+def test_there_are_no_maps_of_what_no_attention_has():
     with pytest.raises(ValueError, match="between the blocks"):
         bucket_maps("cpvt", (3, 5))
+    with pytest.raises(ValueError, match="'none' has no tables"):
+        bucket_maps("none", (3, 5))

@@ -12,8 +12,10 @@ from torch import nn
 
 from irpe.adapters.cpvt import choose_blocks, has_generator, insert
 from irpe.adapters.inject import (
+    Change,
     Plan,
     Request,
+    Site,
     Undo,
     check_sites,
     choose_layers,
@@ -22,7 +24,7 @@ from irpe.adapters.inject import (
     is_equipped,
 )
 from irpe.core.buckets import check_num_prefix_tokens
-from irpe.core.encodings import CPVT, AnyEncoding, parse_encoding
+from irpe.core.encodings import CPVT, AnyEncoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -65,7 +67,8 @@ def equip(
 
     Args:
         model: A model of timm or of torch.nn, or one that contains such a model.
-        spec: The encoding, or its text, for example "product-contextual-k" or "shaw".
+        spec: The encoding, or its text, for example "product-contextual-k" or "shaw"; "none" leaves
+            the attentions as they are and changes the absolute encoding alone.
         grid: The shape of the grid of patches; `None` takes it from the model, input by input.
         num_prefix_tokens: How many tokens stand before the patches; `None` takes it from the model.
         layers: The numbers of the attentions to equip, counted from the input; `None` takes all,
@@ -98,9 +101,23 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
     changes = [*plan.changes, partial(_note, model, call)]
     if isinstance(call.spec, CPVT):
         return insert(choose_blocks(plan.sites, call.layers), changes)
+    if isinstance(call.spec, NoEncoding):
+        return _change_alone(plan.sites, changes, call.layers)
     sites = choose_layers(plan.sites, call.layers)
     check_sites(sites)
     return inject(sites, changes, call.spec)
+
+
+def _change_alone(
+    sites: Sequence[Site], changes: Sequence[Change], layers: Sequence[int] | None
+) -> ExitStack:
+    """Makes the changes of a model whose attentions stay as they are."""
+    if layers is not None:
+        raise ValueError(f"layers {list(layers)}: encoding 'none' equips no layer, leave them out")
+    for site in sites:
+        if site.check is not None:
+            site.check()
+    return insert((), changes)
 
 
 def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
@@ -121,6 +138,13 @@ def equipped_attentions(model: nn.Module) -> dict[str, nn.Module]:
     if not found:
         raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
     return found
+
+
+def attentions_if_any(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the equipped attentions; there may be none where `equip` changed something else."""
+    has_encodings = any(map(is_equipped, model.modules()))
+    was_equipped = equipment_of(model) or equipped_blocks(model)
+    return {} if was_equipped and not has_encodings else equipped_attentions(model)
 
 
 def equipped_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -176,10 +200,8 @@ class NoWeightDecay:
 def table_names(model: nn.Module) -> list[str]:
     """Returns the names of all tables in a model, and of other parameters of its encodings."""
     generators = [f"{name}.peg.{p}" for name in equipped_blocks(model) for p in ("weight", "bias")]
-    if generators and not any(map(is_equipped, model.modules())):
-        return generators
     return generators + [
         f"{name}.rpe.{table}".lstrip(".")
-        for name, attention in equipped_attentions(model).items()
+        for name, attention in attentions_if_any(model).items()
         for table, _ in encoding_of(attention).named_parameters()
     ]

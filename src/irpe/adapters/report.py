@@ -6,8 +6,8 @@ from typing import Any
 from torch import nn
 
 from irpe.adapters.cpvt import generator_of, grid_after
-from irpe.adapters.equip import equipped_attentions, equipped_blocks, table_names
-from irpe.adapters.inject import encoding_of, grid_of, is_equipped
+from irpe.adapters.equip import attentions_if_any, equipped_blocks, table_names
+from irpe.adapters.inject import encoding_of, grid_of
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,8 @@ class Summary:
 def summary(model: nn.Module) -> Summary:
     """Returns what was equipped: attentions, encoding, grid, rows, used rows, parameters."""
     blocks = [_summarize_block(name, block) for name, block in equipped_blocks(model).items()]
-    if blocks and not any(map(is_equipped, model.modules())):
-        return Summary(tuple(blocks))
-    attentions = equipped_attentions(model)
-    return Summary((*(_summarize(name, m) for name, m in attentions.items()), *blocks))
+    attentions = [_summarize(name, module) for name, module in attentions_if_any(model).items()]
+    return Summary((*attentions, *blocks))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

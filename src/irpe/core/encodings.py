@@ -128,8 +128,16 @@ class CPVT:
         return "cpvt"
 
 
+@dataclass(frozen=True)
+class NoEncoding:
+    """No relative encoding: for models that differ in their absolute one alone."""
+
+    def __str__(self) -> str:
+        return "none"
+
+
 Encoding = RPESpec | Sasa | AxialDeepLab | TransformerXL  # what an attention can have
-AnyEncoding = Encoding | CPVT
+AnyEncoding = Encoding | CPVT | NoEncoding
 
 _NAMED: dict[str, tuple[AnyEncoding, Callable[[int], AnyEncoding] | None]] = {
     "shaw": (RPESpec("product", "contextual", "k", Clip(3)), None),
@@ -138,6 +146,7 @@ _NAMED: dict[str, tuple[AnyEncoding, Callable[[int], AnyEncoding] | None]] = {
     "transformer-xl": (TransformerXL(), None),
     "axial-deeplab": (AxialDeepLab(), AxialDeepLab),
     "cpvt": (CPVT(), None),
+    "none": (NoEncoding(), None),
 }
 NAMES = tuple(_NAMED)
 
@@ -148,7 +157,7 @@ def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
     Args:
         value: One of `NAMES`, a text that `RPESpec.parse` understands, or an encoding.
     """
-    if isinstance(value, RPESpec | Sasa | AxialDeepLab | TransformerXL | CPVT):
+    if isinstance(value, AnyEncoding):
         return value
     if not isinstance(value, str):
         return RPESpec.parse(value)  # says what is wrong
@@ -171,6 +180,11 @@ def attention_encoding(value: AnyEncoding | str) -> Encoding:
         raise ValueError(
             "cpvt works between the blocks of a model, no attention can have it: use "
             "irpe.equip(model, 'cpvt') with a VisionTransformer of timm"
+        )
+    if isinstance(encoding, NoEncoding):
+        raise ValueError(
+            "encoding 'none' has no tables: use attention without an encoding, or "
+            "irpe.equip(model, 'none', absolute=...) to change a model's absolute one alone"
         )
     return encoding
 
