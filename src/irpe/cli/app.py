@@ -3,6 +3,7 @@
 import typer
 
 import irpe
+from irpe.cli.profile import profile
 
 app = typer.Typer(
     name="irpe",
@@ -29,3 +30,6 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     ),
 ) -> None:
     """Image relative position encodings for vision transformers."""
+
+
+app.command()(profile)
