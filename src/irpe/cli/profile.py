@@ -1,7 +1,6 @@
 """`irpe profile`: what encodings cost, in parameters, MACs, time and memory."""
 
 import os
-import textwrap
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from irpe.cli.report import Format, Report, write_text
+from irpe.cli.report import Format, Report, check_place, write_text
 from irpe.profile.cost import COMPARED, Cost, OnStep, measure_costs
 from irpe.profile.paper import PUBLISHED, Comparison, compare_with_paper
 from irpe.profile.resolutions import ExtraMacs, extra_macs_by_resolution
@@ -52,6 +51,8 @@ def profile(
 ) -> None:
     """Parameters, MACs, time and memory of a model with encodings."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler speaks on stderr
+    if output is not None:
+        check_place(output)
     measured = {"--resolution": resolution, "--batch": batch, "--rounds": rounds}
     if paper:
         others = {"MODEL": model, "--encoding": encoding, "--resolutions": resolutions}
@@ -64,7 +65,7 @@ def profile(
     else:
         if compare:
             _refuse("--compare", {"--encoding": encoding})
-        names = list(COMPARED) if compare else (encoding or [_ENCODING])
+        names: list[str] = [*COMPARED] if compare else encoding or [_ENCODING]
         report = _cost_report(
             model or _MODEL,
             names,
@@ -136,20 +137,16 @@ def _paper_report() -> Report:
             f"{row.formula_macs / 1e6:.1f}", f"{row.paper_extra_macs / 1e6:.0f}", marks or "ok",
         ]  # fmt: skip
 
-    headings = "model", "params", "paper", "MACs", "paper", "extra", "formula", "paper", "ok"
+    headings = "model", "params", "paper", "MACs", "paper", "extra", "closed", "paper", "ok"
     notes = [
-        "Millions. extra: MACs beyond the plain model, formula: the same in closed form.",
-        "ok: extra MACs within 8 % or 2 M of the paper's, parameters as printed there.",
-        "Totals here are up to 0.7 % lower: matrix products and convolutions are counted,",
-        "the paper's counter adds other operations.",
-        *(line for number, reason in enumerate(reasons, 1) for line in _wrapped(number, reason)),
+        "Millions. extra: MACs beyond the plain model; closed: the same by the closed formulas. "
+        "ok: extra MACs within 8 % or 2 M of the paper's, parameters as printed there. Totals here "
+        "are up to 0.7 % lower: matrix products and convolutions are counted, the paper's counter "
+        "adds other operations.",
+        *(f"{number}: {reason}" for number, reason in enumerate(reasons, 1)),
     ]
     title = "The paper's costs (Tables 2 and 5) beside what is counted on timm's models"
     return Report(title, headings, [cells(row) for row in rows], notes, rows, {"tables": [2, 5]})
-
-
-def _wrapped(number: int, reason: str) -> list[str]:
-    return textwrap.wrap(f"{number}: {reason}", 78, subsequent_indent="   ")
 
 
 def _resolutions_report(model: str, encoding: str, sizes: list[int]) -> Report:
@@ -167,8 +164,8 @@ def _resolutions_report(model: str, encoding: str, sizes: list[int]) -> Report:
     headings = "resolution", "tokens", "plain", "direct", "extra", "efficient", "extra"
     most = max(100 * row.efficient / row.plain for row in rows)
     notes = [
-        "Millions of MACs for one image, counted. direct: the row of every pair is multiplied,",
-        f"efficient: what the library runs. The efficient form adds at most {most:.2f} %.",
+        "Millions of MACs for one image, counted. direct: the row of every pair is multiplied; "
+        f"efficient: what the library runs. The efficient form adds at most {most:.2f} %."
     ]
     title = f"Extra MACs of {encoding} on {model} (the paper's Fig. 4)"
     conditions = {"model": model, "encoding": encoding}
@@ -178,18 +175,29 @@ def _resolutions_report(model: str, encoding: str, sizes: list[int]) -> Report:
 def _cost_report(
     model: str, encodings: list[str], resolution: int | None, batch: int, rounds: int
 ) -> Report:
-    with _progress(1 + len(encodings)) as on_step:
-        rows = measure_costs(model, encodings, resolution, batch, rounds, on_step)
-    counted = "encoding", "params", "extra k", "MACs", "extra", "formula"
+    refused: dict[str, str] = {}
+    is_list = len(encodings) > 1  # one encoding that does not fit is an error, of several a note
+    with _progress(1 + len(encodings) * (2 if rounds else 1)) as on_step:
+        rows = measure_costs(
+            model, encodings, resolution, batch, rounds, on_step, refused if is_list else None
+        )
+    if is_list and len(refused) == len(encodings):
+        raise ValueError(next(iter(refused.values())))
+    counted = "encoding", "params", "MACs", "extra", "closed"
     headings = (*counted, "ms", "time", "MB", "extra") if rounds else counted
     threads = torch.get_num_threads()
-    notes = ["params, MACs: millions, MACs for one image; formula: extra MACs in closed form."]
+    notes = [
+        "params, MACs: millions, MACs for one image. extra: beyond the plain model, none; closed: "
+        "the extra MACs by the closed formulas."
+    ]
     if rounds:
         notes += [
-            f"ms: best of {rounds} forward passes, batch {batch}, float32, CPU, {threads} threads;",
-            "time: relative to the plain model, in turns with it; moves by some hundredths.",
-            "MB: tensors alive at once in a forward pass, beyond weights, images and maps.",
+            f"ms: best of {rounds} forward passes, batch {batch}, float32, on the CPU with "
+            f"{threads} thread{'s'[: threads > 1]}. time: relative to the plain model in turns "
+            "with it; on a busy machine it moves much. More --rounds help.",
+            "MB: tensors alive at once in a forward pass, beyond weights, images and bucket maps.",
         ]
+    notes += [f"{name} is left out: {reason}" for name, reason in refused.items()]
     size = rows[0].resolution
     title = f"{model}, {size} x {size}"
     conditions = {"batch": batch, "rounds": rounds, "threads": threads, "torch": torch.__version__}
@@ -198,8 +206,8 @@ def _cost_report(
 
 def _cost_cells(row: Cost) -> list[str]:
     cells = [
-        row.encoding, f"{row.parameters / 1e6:.2f}", f"{row.extra_parameters / 1e3:.1f}",
-        f"{row.macs / 1e6:.0f}", f"{row.extra_macs / 1e6:.1f}", f"{row.formula_macs / 1e6:.1f}",
+        row.encoding, f"{row.parameters / 1e6:.3f}", f"{row.macs / 1e6:.0f}",
+        f"{row.extra_macs / 1e6:.1f}", f"{row.formula_macs / 1e6:.1f}",
     ]  # fmt: skip
     if row.seconds is None or row.memory is None or row.extra_memory is None:
         return cells

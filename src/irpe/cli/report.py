@@ -3,11 +3,14 @@
 import json
 import os
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+
+_WIDTH = 79
 
 
 class Format(StrEnum):
@@ -58,24 +61,30 @@ class Report:
             ).rstrip()
             for row in cells
         ]
-        return "\n".join([self.title, "", *lines, "", *self.notes])
+        notes = [line for note in self.notes for line in textwrap.wrap(note, _WIDTH)]
+        return "\n".join([self.title, "", *lines, "", *notes])
 
     def _markdown(self) -> str:
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = ["| " + " | ".join(row) + " |" for row in (self.columns, rule, *self.rows)]
-        return "\n".join([self.title, "", *lines, "", *(f"{note}  " for note in self.notes)])
+        return "\n".join([self.title, "", *lines, "", *(f"- {note}" for note in self.notes)])
 
     def _json(self) -> str:
         values = [asdict(value) for value in self.values]
         return json.dumps({**self.conditions, "rows": values}, indent=2)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file beside its place and moves it there: it is complete, or not there at all."""
+def check_place(path: Path) -> None:
+    """Raises an error if no file can be written there, before anything is computed."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a directory: name a file")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} does not exist: make it first, or name another")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file beside its place and moves it there: it is complete, or not there at all."""
+    check_place(path)
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w") as file:

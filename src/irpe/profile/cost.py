@@ -83,6 +83,8 @@ def create(model: str, encoding: str, resolution: int | None, device: str) -> nn
     """
     timm: Any = require("timm", "timm")
     own = input_size(model)[-1]
+    if resolution is not None and resolution < 1:
+        raise ValueError(f"resolution = {resolution} must be 1 or more: pixels, such as {own}")
     is_other = resolution not in (None, own) and timm.get_pretrained_cfg(model).fixed_input_size
     with torch.device(device):
         plain = timm.create_model(model, **({"img_size": resolution} if is_other else {}))
@@ -115,7 +117,7 @@ def count(model: str, encoding: str, resolution: int | None = None) -> Count:
     with recorded_calls(made) as calls:
         try:
             macs = count_macs(made, images)
-        except AssertionError as error:  # timm's way to refuse an image
+        except (AssertionError, RuntimeError) as error:  # how timm and torch refuse an image
             raise ValueError(f"{model} does not take images of {size} x {size}: {error}") from error
     return Count(count_parameters(made), macs, sum(map(extra_macs, calls)))
 
@@ -127,8 +129,11 @@ def measure_costs(
     batch: int = 1,
     rounds: int = 10,
     on_step: OnStep = lambda _: None,
+    refused: dict[str, str] | None = None,
 ) -> list[Cost]:
     """Returns what a model costs without an encoding and with each of these.
+
+    Everything is counted before anything is timed, so that errors come early.
 
     Args:
         model: Its name in timm.
@@ -136,23 +141,38 @@ def measure_costs(
         resolution: The height and width of the images; `None` takes the model's own.
         batch: How many images are timed at once.
         rounds: How often each model is timed; 0 counts only.
-        on_step: Called with the name of each encoding before its turn.
+        on_step: Called before each step, 1 + len(encodings) times, and as often again but for one
+            if times are measured.
+        refused: Where to note the encodings that the model cannot have, and why, instead of raising
+            the error.
     """
     if batch < 1 or rounds < 0:
         raise ValueError(f"batch = {batch}, rounds = {rounds}: at least 1 and 0 are needed")
     for encoding in encodings:
         parse_encoding(encoding)  # typos come to light before anything is measured
-    size = resolution or input_size(model)[-1]
-    on_step("none")
+    size = input_size(model)[-1] if resolution is None else resolution
+    on_step("counting: none")
     counted = count(model, "none", size)
     plain = Cost(model, "none", size, counted.parameters, 0, counted.macs, 0, 0)
-    measured = _Measured(plain, batch, rounds) if rounds else None
     costs: list[Cost] = []
     for encoding in encodings:
-        on_step(encoding)
-        cost = _counted_cost(plain, encoding)
-        costs.append(cost if measured is None else measured.beside(cost))
-    return [plain if measured is None else measured.plain_cost(), *costs]
+        on_step(f"counting: {encoding}")
+        try:
+            costs.append(_counted_cost(plain, encoding))
+        except ValueError as error:
+            if refused is None:
+                raise
+            refused[encoding] = str(error)
+    return [plain, *costs] if not rounds else _timed(plain, costs, batch, rounds, on_step)
+
+
+def _timed(plain: Cost, costs: list[Cost], batch: int, rounds: int, on_step: OnStep) -> list[Cost]:
+    measured = _Measured(plain, batch, rounds)
+    timed: list[Cost] = []
+    for cost in costs:
+        on_step(f"timing: {cost.encoding}")
+        timed.append(measured.beside(cost))
+    return [measured.plain_cost(), *timed]
 
 
 def _counted_cost(plain: Cost, encoding: str) -> Cost:
