@@ -8,7 +8,13 @@ import pytest
 from irpe.adapters import equip
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "docs/adapters.md", "docs/mathematics.md", "docs/performance.md"]
+PAGES = [
+    "README.md",
+    "docs/adapters.md",
+    "docs/encodings.md",
+    "docs/mathematics.md",
+    "docs/performance.md",
+]
 
 
 def blocks(page):
