@@ -95,6 +95,19 @@ def test_gradient_checkpointing_with_inputs_of_several_sizes(name):
         torch.testing.assert_close(value, expected[key], msg=key)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast(name):
+    model, x = perturb(irpe.equip(wide_vit(), name)), images(16, 40)
+    expected = model(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = model(x)
+    assert actual.dtype == torch.bfloat16
+    assert (actual - expected).abs().max() < 0.1 * expected.abs().max()
+    actual.float().sum().backward()
+    tables = irpe.adapters.equip.table_names(model)
+    assert all(model.get_parameter(table).grad.dtype == torch.float32 for table in tables)
+
+
 def test_a_typo_leaves_the_model_unchanged():
     model = wide_vit()
     before = state_of(model)
@@ -224,6 +237,6 @@ def test_cpvt_compiles_and_follows_the_size_of_the_input():
     model = perturb(irpe.equip(make_vit(dynamic_img_size=True), "cpvt"))
     assert model(images(16, 40)).shape == (2, 5)
     x = images(16, 40)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), model(x))
     torch._dynamo.reset()

@@ -76,7 +76,7 @@ def test_what_is_wrong_is_said_at_once(arguments, message):
 
 
 def test_a_model_without_attention_can_be_profiled_plain():
-    (plain,) = measure_costs("resnet18", [], 64, rounds=0)
+    (plain,) = measure_costs("resnet18", ["none"], 64, rounds=0)
     assert plain.parameters == 11689512
     assert input_size("resnet18") == (3, 224, 224)
 

@@ -20,7 +20,9 @@ class AttentionSummary:
         grid: The grid it last worked on, or will; `None` if not known yet.
         num_prefix_tokens: The tokens before the patches.
         num_buckets: The rows of its tables of one role.
-        num_used_buckets: The rows that are used on the grid; `None` if it is not known yet.
+        num_used_buckets: The rows that are used on the grid; `None` if it is not known yet. There
+            can be more than are learned: transformer-xl computes its rows, axial-deeplab has rows
+            of zeros.
         num_parameters: The numbers in all its tables.
     """
 

@@ -167,7 +167,7 @@ def _resolutions_report(model: str, encoding: str, sizes: list[int]) -> Report:
         "Millions of MACs for one image, counted. direct: the row of every pair is multiplied; "
         f"efficient: what the library runs. The efficient form adds at most {most:.2f} %."
     ]
-    title = f"Extra MACs of {encoding} on {model} (the paper's Fig. 4)"
+    title = f"Extra MACs of {encoding} on {model} (Fig. 4)"
     conditions = {"model": model, "encoding": encoding}
     return Report(title, headings, [cells(row) for row in rows], notes, rows, conditions)
 

@@ -53,8 +53,10 @@ class RelativePositionEncoding(nn.Module):
         self.spec = attention_encoding(spec)
         self.num_prefix_tokens = num_prefix_tokens
         self.ndim = ndim
-        rows = self.spec.num_buckets(ndim, num_prefix_tokens)
         heads = 1 if self.spec.shared_heads else num_heads
+        rows = self.spec.num_buckets(ndim, num_prefix_tokens)
+        targets = self.spec.targets if self.spec.mode == "contextual" else ""
+        width = head_dim
 
         def learned(*shape: int) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -63,15 +65,13 @@ class RelativePositionEncoding(nn.Module):
             counts = rows if is_present else ()
             return nn.ParameterList(learned(heads, count, *row_shape) for count in counts)
 
-        targets = self.spec.targets if self.spec.mode == "contextual" else ""
         if isinstance(self.spec, TransformerXL):
             _check_divisible(head_dim, 2 * ndim, self.spec)
             targets = ""
             self.projection = learned(head_dim, head_dim)
             self.content_shift, self.position_shift = learned(head_dim), learned(head_dim)
             self.prefix_rows = learned(*rows, head_dim) if num_prefix_tokens else None
-        width = head_dim
-        if isinstance(self.spec, Sasa):
+        elif isinstance(self.spec, Sasa):
             _check_divisible(head_dim, ndim, self.spec)
             width = head_dim // ndim
         self.query_tables = tables("q" in targets and not self.spec.tied, width)

@@ -137,7 +137,7 @@ def measure_costs(
 
     Args:
         model: Its name in timm.
-        encodings: The texts of the encodings.
+        encodings: The texts of the encodings; the plain model, "none", comes first in any case.
         resolution: The height and width of the images; `None` takes the model's own.
         batch: How many images are timed at once.
         rounds: How often each model is timed; 0 counts only.
@@ -148,6 +148,7 @@ def measure_costs(
     """
     if batch < 1 or rounds < 0:
         raise ValueError(f"batch = {batch}, rounds = {rounds}: at least 1 and 0 are needed")
+    encodings = [encoding for encoding in encodings if encoding != "none"]
     for encoding in encodings:
         parse_encoding(encoding)  # typos come to light before anything is measured
     size = input_size(model)[-1] if resolution is None else resolution
