@@ -9,6 +9,7 @@ from irpe.adapters.equip import equip
 from irpe.adapters.keep import load_equipped, save_equipped
 from irpe.adapters.report import parameter_groups, summary
 from irpe.core.buckets import BucketMap, bucket_maps
+from irpe.core.encodings import parse_encoding
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise
 from irpe.core.spec import RPESpec
@@ -40,6 +41,7 @@ __all__ = [
     "equip",
     "load_equipped",
     "parameter_groups",
+    "parse_encoding",
     "rpe_attention",
     "rpe_attention_weights",
     "rpe_scores",

@@ -21,7 +21,14 @@ def small_model(spec):
 
 
 @pytest.mark.parametrize(
-    "spec", ["product-contextual-qkv", "cross-contextual-qk", "quantization-bias-k+unshared"]
+    "spec",
+    [
+        "product-contextual-qkv",
+        "cross-contextual-qk",
+        "quantization-bias-k+unshared",
+        "sasa",
+        "transformer-xl",
+    ],
 )
 @pytest.mark.filterwarnings("ignore")  # the exporter warns of its own deprecations
 def test_onnx_runtime_agrees_and_the_graph_has_no_operator_of_ours(spec, tmp_path):

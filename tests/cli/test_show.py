@@ -33,7 +33,7 @@ def run(tmp_path_factory):
     irpe.equip(model, "product-contextual-k")
     for table in irpe.parameter_groups(model, 0.05)[1]["params"]:
         torch.nn.init.normal_(table, std=0.2)
-    irpe.save_equipped(model, folder / "model")
+    irpe.save_equipped(model, folder)
     (folder / "metrics.csv").write_text(METRICS)
     return folder
 

@@ -11,8 +11,8 @@ from irpe.train.engine import make_accelerator
 from irpe.train.logs import Silence
 from irpe.train.report import compare, make_lines, markdown_table, sentences, write_report
 
-BASE = CONFIG.replace(encoding=None, absolute="keep", epochs=1)
-ROWS = [Row("absolute", None, "keep"), Row("K", "product-contextual-k", "none")]
+BASE = CONFIG.replace(encoding="none", absolute="keep", epochs=1)
+ROWS = [Row("absolute", "none", "keep"), Row("K", "product-contextual-k", "none")]
 
 
 class Quiet:

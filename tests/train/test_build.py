@@ -51,7 +51,7 @@ def test_a_plain_start_leaves_the_tables_zero(run, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"encoding": None}, r"does not fit .* blocks.0.attn.rpe"),
+        ({"encoding": "none"}, r"does not fit .* blocks.0.attn.rpe"),
         ({"model_args": {**ARGS, "depth": 3}}, "the first is blocks.2"),
         ({"encoding": "product-contextual-qkv@3.5"}, r"rpe.query_tables.0"),
     ],

@@ -182,7 +182,7 @@ def test_what_cannot_be_trained(tmp_path, changes, match):
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     train(tmp_path / "run")
     with pytest.raises(ValueError, match="does not fit the configuration"):
-        trainer(tmp_path / "run", CONFIG.replace(encoding=None, absolute="keep"))
+        trainer(tmp_path / "run", CONFIG.replace(encoding="none", absolute="keep"))
 
 
 def test_evaluation_equals_counting_by_hand(tmp_path):

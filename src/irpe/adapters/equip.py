@@ -9,9 +9,12 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from irpe.adapters.cpvt import choose_blocks, has_generator, insert
 from irpe.adapters.inject import (
+    Change,
     Plan,
     Request,
+    Site,
     Undo,
     check_sites,
     choose_layers,
@@ -20,8 +23,8 @@ from irpe.adapters.inject import (
     is_equipped,
 )
 from irpe.core.buckets import check_num_prefix_tokens
+from irpe.core.encodings import CPVT, AnyEncoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
-from irpe.core.spec import RPESpec
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -46,7 +49,7 @@ _EQUIPMENT = "_irpe_equipment"
 class Equipment:
     """How a model was equipped: the arguments of `equip`, which can be called with them again."""
 
-    spec: RPESpec
+    spec: AnyEncoding
     grid: tuple[int, ...] | None
     num_prefix_tokens: int | None
     layers: tuple[int, ...] | None
@@ -60,7 +63,7 @@ class Equipment:
 
 def equip(
     model: Model,
-    spec: RPESpec | str,
+    spec: AnyEncoding | str,
     grid: Grid | Sequence[int] | None = None,
     num_prefix_tokens: int | None = None,
     layers: Iterable[int] | None = None,
@@ -75,16 +78,20 @@ def equip(
     Args:
         model: A model of timm, transformers, torchvision or torch.nn, or one that contains such a
             model.
-        spec: The encoding, or its text, for example "product-contextual-k".
+        spec: The encoding, or its text, for example "product-contextual-k" or "shaw"; "none" leaves
+            the attentions as they are and changes the absolute encoding alone.
         grid: The shape of the grid of patches; `None` takes it from the model, input by input.
         num_prefix_tokens: How many tokens stand before the patches; `None` takes it from the model.
-        layers: The numbers of the attentions to equip, counted from the input; `None` takes all.
+        layers: The numbers of the attentions to equip, counted from the input; `None` takes all,
+            or for "cpvt" the first five.
         absolute: "keep" the absolute encoding, use "none", or replace it by a fixed "sinusoid".
+            "cpvt" stands in its place, so there is nothing to keep: it is removed.
         builtin_bias: "keep" or "drop" the relative bias that a Swin transformer has of its own.
     """
     shape = None if grid is None else Grid.of(grid).shape
     numbers = None if layers is None else _as_tuple(layers)
-    call = Equipment(RPESpec.of(spec), shape, num_prefix_tokens, numbers, absolute, builtin_bias)
+    encoding = parse_encoding(spec)
+    call = Equipment(encoding, shape, num_prefix_tokens, numbers, absolute, builtin_bias)
     apply_equipment(model, call)
     return model
 
@@ -98,15 +105,33 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
     for name, choices in _CHOICES.items():
         if getattr(call, name) not in choices:
             raise ValueError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")
-    request = Request(call.grid, call.num_prefix_tokens, call.absolute, call.builtin_bias)
+    stands_for_absolute = isinstance(call.spec, CPVT) and call.absolute == "keep"
+    absolute = "none if any" if stands_for_absolute else call.absolute
+    request = Request(call.grid, call.num_prefix_tokens, absolute, call.builtin_bias)
     plan = _find(model, request)
-    sites = choose_layers(plan.sites, call.layers)
-    check_sites(sites)
     changes = [*plan.changes, partial(_note, model, call)]
     if plan.record is not None:
         calls = [each.to_dict() for each in (*equipment_of(model), call)]
         changes.append(partial(plan.record, calls))
+    if isinstance(call.spec, CPVT):
+        return insert(choose_blocks(plan.sites, call.layers), changes)
+    if isinstance(call.spec, NoEncoding):
+        return _change_alone(plan.sites, changes, call.layers)
+    sites = choose_layers(plan.sites, call.layers)
+    check_sites(sites)
     return inject(sites, changes, call.spec)
+
+
+def _change_alone(
+    sites: Sequence[Site], changes: Sequence[Change], layers: Sequence[int] | None
+) -> ExitStack:
+    """Makes the changes of a model whose attentions stay as they are."""
+    if layers is not None:
+        raise ValueError(f"layers {list(layers)}: encoding 'none' equips no layer, leave them out")
+    for site in sites:
+        if site.check is not None:
+            site.check()
+    return insert((), changes)
 
 
 def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
@@ -138,6 +163,18 @@ def adapters_of(model: nn.Module) -> dict[str, Any]:
         for library, adapter in ADAPTERS.items()
         if library in libraries
     }
+
+
+def attentions_if_any(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the equipped attentions; there may be none where `equip` changed something else."""
+    has_encodings = any(map(is_equipped, model.modules()))
+    was_equipped = equipment_of(model) or equipped_blocks(model)
+    return {} if was_equipped and not has_encodings else equipped_attentions(model)
+
+
+def equipped_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the blocks of a model that have a generator of positions (cpvt), by their names."""
+    return {name: module for name, module in model.named_modules() if has_generator(module)}
 
 
 def _find(model: nn.Module, request: Request) -> Plan:
@@ -185,9 +222,10 @@ class NoWeightDecay:
 
 
 def table_names(model: nn.Module) -> list[str]:
-    """Returns the names of all tables in a model."""
-    return [
+    """Returns the names of all tables in a model, and of other parameters of its encodings."""
+    generators = [f"{name}.peg.{p}" for name in equipped_blocks(model) for p in ("weight", "bias")]
+    return generators + [
         f"{name}.rpe.{table}".lstrip(".")
-        for name, attention in equipped_attentions(model).items()
+        for name, attention in attentions_if_any(model).items()
         for table, _ in encoding_of(attention).named_parameters()
     ]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from irpe.core.encodings import Encoding
 from irpe.core.grid import Grid
-from irpe.core.spec import RPESpec
 from irpe.nn.encoding import RelativePositionEncoding
 
 Undo = Callable[[], object]
@@ -45,7 +45,8 @@ class Request:
     Args:
         grid: The grid, or `None` to take it from the model.
         num_prefix_tokens: The tokens before the patches, or `None` to take it from the model.
-        absolute: What becomes of the absolute encoding: keep, none or sinusoid.
+        absolute: What becomes of the absolute encoding: keep, none or sinusoid; or "none if any",
+            for an encoding that stands in its place whether there is one or not.
         builtin_bias: What becomes of a relative bias that the model has: keep or drop.
     """
 
@@ -69,6 +70,8 @@ class Site:
         grid: Where the grid of an input comes from.
         change: What else is to be changed in it.
         check: Raises an error if it cannot be equipped after all.
+        block: The module around it whose output is the tokens of the grid, if there is one.
+        block_dim: The dimension of these tokens.
     """
 
     name: str
@@ -80,6 +83,8 @@ class Site:
     grid: GridSource
     change: Change | None = None
     check: Callable[[], None] | None = None
+    block: nn.Module | None = None
+    block_dim: int = 0
 
 
 @dataclass
@@ -98,7 +103,7 @@ class Plan:
     record: Callable[[list[dict[str, Any]]], Undo] | None = None
 
 
-def inject(sites: Sequence[Site], changes: Sequence[Change], spec: RPESpec) -> ExitStack:
+def inject(sites: Sequence[Site], changes: Sequence[Change], spec: Encoding) -> ExitStack:
     """Equips the attentions and makes the changes; undoes everything if anything fails.
 
     Returns:
@@ -179,7 +184,7 @@ def grid_of(attention: nn.Module) -> GridSource:
     return source
 
 
-def _make_encoding(site: Site, spec: RPESpec) -> RelativePositionEncoding:
+def _make_encoding(site: Site, spec: Encoding) -> RelativePositionEncoding:
     like = next(site.attention.parameters())
     ndim = 2 if site.grid.grid is None else Grid.of(site.grid.grid).ndim
     return RelativePositionEncoding(

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from irpe.adapters.equip import ADAPTERS, Equipment, adapters_of, apply_equipment, equipment_of
-from irpe.core.spec import RPESpec
+from irpe.core.encodings import parse_encoding
 from irpe.extras import require
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
@@ -211,7 +211,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def _equipment(call: dict[str, Any]) -> Equipment:
-    fields: dict[str, Any] = {**call, "spec": RPESpec.parse(call["spec"])}
+    fields: dict[str, Any] = {**call, "spec": parse_encoding(call["spec"])}
     for name in ("grid", "layers"):
         fields[name] = call[name] and tuple(call[name])
     return Equipment(**fields)

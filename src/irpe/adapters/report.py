@@ -5,13 +5,14 @@ from typing import Any
 
 from torch import nn
 
-from irpe.adapters.equip import equipped_attentions, table_names
+from irpe.adapters.cpvt import generator_of, grid_after
+from irpe.adapters.equip import attentions_if_any, equipped_blocks, table_names
 from irpe.adapters.inject import encoding_of, grid_of
 
 
 @dataclass(frozen=True)
 class AttentionSummary:
-    """One equipped attention.
+    """One equipped attention, or block with a generator of positions, whose rows are 3 x 3 offsets.
 
     Args:
         name: Its path in the model.
@@ -19,7 +20,9 @@ class AttentionSummary:
         grid: The grid it last worked on, or will; `None` if not known yet.
         num_prefix_tokens: The tokens before the patches.
         num_buckets: The rows of its tables of one role.
-        num_used_buckets: The rows that are used on the grid; `None` if it is not known yet.
+        num_used_buckets: The rows that are used on the grid; `None` if it is not known yet. There
+            can be more than are learned: transformer-xl computes its rows, axial-deeplab has rows
+            of zeros.
         num_parameters: The numbers in all its tables.
     """
 
@@ -69,8 +72,9 @@ class Summary:
 
 def summary(model: nn.Module) -> Summary:
     """Returns what was equipped: attentions, encoding, grid, rows, used rows, parameters."""
-    attentions = equipped_attentions(model)
-    return Summary(tuple(_summarize(name, module) for name, module in attentions.items()))
+    blocks = [_summarize_block(name, block) for name, block in equipped_blocks(model).items()]
+    attentions = [_summarize(name, module) for name, module in attentions_if_any(model).items()]
+    return Summary((*attentions, *blocks))
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -111,4 +115,17 @@ def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
         num_buckets=sum(rows),
         num_used_buckets=used,
         num_parameters=sum(table.numel() for table in encoding.parameters()),
+    )
+
+
+def _summarize_block(name: str, block: nn.Module) -> AttentionSummary:
+    generator = generator_of(block)
+    return AttentionSummary(
+        name=name,
+        spec="cpvt",
+        grid=grid_after(block),
+        num_prefix_tokens=generator.num_prefix_tokens,
+        num_buckets=generator.weight[0].numel(),
+        num_used_buckets=generator.weight[0].numel(),
+        num_parameters=sum(p.numel() for p in generator.parameters()),
     )

@@ -147,8 +147,10 @@ def _plan_vit(found: Plan, vit: VisionTransformer, prefix: str, request: Request
         )
     source = GridSource(request.grid or vit.patch_embed.grid_size)
     count = request.num_prefix_tokens
+    blocks: Any = vit.blocks
     for name, attention in vit.blocks.named_modules(prefix=f"{prefix}blocks"):
         if isinstance(attention, Attention):
+            number = int(name.removeprefix(f"{prefix}blocks.").split(".")[0])
             found.sites.append(
                 Site(
                     name=name,
@@ -158,11 +160,16 @@ def _plan_vit(found: Plan, vit: VisionTransformer, prefix: str, request: Request
                     head_dim=attention.head_dim,
                     num_prefix_tokens=vit.num_prefix_tokens if count is None else count,
                     grid=source,
+                    block=blocks[number],
+                    block_dim=vit.embed_dim,
                 )
             )
     if request.grid is None:
         found.changes.append(partial(_follow_grid, vit, source))
-    if request.absolute != "keep":
+    if request.absolute == "none if any":
+        if vit.pos_embed is not None:
+            found.changes.append(partial(_replace_absolute, vit, "none"))
+    elif request.absolute != "keep":
         found.changes.append(partial(_replace_absolute, vit, request.absolute))
 
 

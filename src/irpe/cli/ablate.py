@@ -186,7 +186,7 @@ def _parse_row(text: str) -> Any:
     encoding, _, absolute = rest.partition(",")
     if not (name and equals and encoding):
         raise ValueError(f"--row {text!r} is not of the form NAME=ENCODING[,keep|none|sinusoid]")
-    return Row(name, None if encoding == "none" else encoding, absolute or "none")
+    return Row(name, encoding, absolute or "none")
 
 
 def _with_grid(config: TrainConfig, grid: int) -> TrainConfig:

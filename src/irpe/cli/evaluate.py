@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from irpe.extras import require
-from irpe.train.config import TrainConfig
+from irpe.train.config import RUN_FILE, TrainConfig
 
 EPILOG = """
 **Examples**
@@ -65,9 +65,9 @@ def evaluate(
 def _load(path: Path) -> tuple[Any, TrainConfig]:
     """Returns a model, and how images are prepared for it."""
     import irpe
-    from irpe.train.runs import CONFIG, load_run, read_config
+    from irpe.train.runs import load_run, read_config
 
-    if (path / CONFIG).is_file():
+    if (path / RUN_FILE).is_file():
         return load_run(path), read_config(path)
     model: Any = irpe.load_equipped(path) if path.is_dir() else irpe.load_published(path)
     prepared: Any = model.pretrained_cfg

@@ -11,7 +11,7 @@ import typer
 from irpe.train.config import TrainConfig
 
 _PLAIN = (str, int, float, bool)
-_OPTIONAL = {"encoding", "initial", "root"}  # "none" takes them away
+_OPTIONAL = {"initial", "root"}  # "none" takes them away
 
 
 def with_fields(command: Callable[..., None]) -> Callable[..., None]:

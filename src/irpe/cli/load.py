@@ -5,10 +5,11 @@ from pathlib import Path
 from torch import nn
 
 from irpe.adapters.keep import load_equipped
+from irpe.train.config import RUN_FILE
 
 
 def load_model(path: Path) -> nn.Module:
-    """Returns the equipped model of a training run or of `irpe.save_equipped`, in eval mode.
+    """Returns the model of a training run or of `irpe.save_equipped`, in eval mode.
 
     Args:
         path: The folder of a run, or of a saved model.
@@ -18,5 +19,8 @@ def load_model(path: Path) -> nn.Module:
             f"{path} is not a folder: pass the folder of a run, or of a model that "
             "irpe.save_equipped wrote"
         )
-    inside = path / "model"
-    return load_equipped(inside if inside.is_dir() else path)
+    if (path / RUN_FILE).is_file():
+        from irpe.train.runs import load_run
+
+        return load_run(path)
+    return load_equipped(path)

@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.grid import Grid
 from irpe.core.index import Index
 from irpe.core.methods import METHODS
-from irpe.core.spec import RPESpec
 
 _MAPS_KEPT = 16
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
@@ -67,7 +67,7 @@ class BucketMap:
 
 
 def bucket_maps(
-    spec: RPESpec | str,
+    spec: Encoding | str,
     grid: Grid | Sequence[int],
     num_prefix_tokens: int = 0,
     device: torch.device | str = "cpu",
@@ -78,7 +78,7 @@ def bucket_maps(
     arguments get the same maps, so the layers of a model share them; do not write to them.
 
     Args:
-        spec: The encoding.
+        spec: The encoding, or its text.
         grid: The shape of the grid of patches.
         num_prefix_tokens: How many tokens stand before the patches.
         device: Where the maps are to be.
@@ -99,15 +99,15 @@ def check_num_prefix_tokens(count: int) -> None:
 
 
 def _constant_maps(
-    spec: RPESpec | str,
+    spec: Encoding | str,
     shape: Sequence[int],
     num_prefix_tokens: int,
     device: torch.device | str,
 ) -> tuple[BucketMap, ...]:
     check_num_prefix_tokens(num_prefix_tokens)
-    spec = RPESpec.of(spec)
+    spec, grid = attention_encoding(spec), Grid.of(shape)
     return _cached_maps(
-        spec.method, spec.index_function, Grid.of(shape), num_prefix_tokens, torch.device(device)
+        spec.method, spec.index_on(grid), grid, num_prefix_tokens, torch.device(device)
     )
 
 
@@ -118,7 +118,7 @@ _constant_maps._dynamo_marked_constant = True  # pyright: ignore[reportFunctionM
 
 @functools.lru_cache(maxsize=_MAPS_KEPT)
 def _cached_maps(
-    method: str, index: Index, grid: Grid, num_prefix_tokens: int, device: torch.device
+    method: str, index: Index | None, grid: Grid, num_prefix_tokens: int, device: torch.device
 ) -> tuple[BucketMap, ...]:
     # The maps outlive the call, so they must be plain tensors whatever goes on around it. Modes
     # (inference, tracing, default device) belong to a thread: a new one has none.
@@ -128,8 +128,12 @@ def _cached_maps(
 
 
 def _build_maps(
-    method: str, index: Index, grid: Grid, num_prefix_tokens: int
+    method: str, index: Index | None, grid: Grid, num_prefix_tokens: int
 ) -> tuple[BucketMap, ...]:
+    if index is None:  # every offset is told apart
+        spans = grid.distinct_offsets().shape[:-1]
+        rows = spans.numel()
+        return (_build_map(torch.arange(rows).view(spans), rows, grid, num_prefix_tokens, None),)
     ids_by_offset = METHODS[method].ids(grid.distinct_offsets(), index)
     rows = METHODS[method].num_buckets(index.max_index, grid.ndim)
     axes = range(grid.ndim) if METHODS[method].by_axis else [None] * len(rows)

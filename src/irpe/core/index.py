@@ -93,10 +93,36 @@ class Clip:
         return f"clip{_number(self.beta)}"
 
 
-Index = Piecewise | Clip
+@dataclass(frozen=True)
+class Cut:
+    """The rounded distance up to a threshold, and one index for all distances beyond it.
+
+    Args:
+        threshold: The largest distance that is told apart.
+    """
+
+    threshold: int
+
+    @property
+    def max_index(self) -> int:
+        """The largest index, that of everything beyond; the smallest is -threshold."""
+        return self.threshold + 1
+
+    @property
+    def saturation(self) -> float:
+        """The distance from which on the index is `max_index`."""
+        return float(self.threshold + 1)
+
+    def __call__(self, distance: Shaped[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+        """Returns the index, rounding halves to even."""
+        rounded = _as_float64(distance).round()
+        return rounded.where(rounded.abs() <= self.threshold, float(self.max_index)).long()
 
 
-def parse_index(text: str) -> Index:
+Index = Piecewise | Clip | Cut
+
+
+def parse_index(text: str) -> Piecewise | Clip:
     """Returns the index that `str(index)` printed: RATIO, ALPHA:BETA:GAMMA or clipBETA."""
     is_clip = text.startswith("clip")
     try:
@@ -117,7 +143,7 @@ def parse_index(text: str) -> Index:
             )
 
 
-def _check_numbers(index: Index) -> None:
+def _check_numbers(index: Piecewise | Clip) -> None:
     for field in fields(index):
         value = getattr(index, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):

@@ -1,14 +1,18 @@
-"""The fixed absolute encoding: sines and cosines of each axis (Eq. 4's fixed choice)."""
+"""Sines and cosines of each axis: of positions (Eq. 4's fixed choice) or of offsets (Eq. 10)."""
 
+import functools
+import operator
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from irpe.core.grid import Grid
 
 _LONGEST_WAVE = 10000.0
+_GRIDS_KEPT = 16
 
 
 def sinusoid(grid: Grid | Sequence[int], dim: int) -> Float[Tensor, "positions dim"]:
@@ -18,13 +22,61 @@ def sinusoid(grid: Grid | Sequence[int], dim: int) -> Float[Tensor, "positions d
         grid: The shape of the grid.
         dim: The dimension of a token; a multiple of twice the number of axes.
     """
-    grid = Grid.of(grid)
-    if dim < 1 or dim % (2 * grid.ndim):
+    return sinusoid_of(Grid.of(grid).coordinates(), dim).float()
+
+
+def sinusoid_of(
+    coordinates: Shaped[Tensor, "positions axes"], dim: int
+) -> Float[Tensor, "positions dim"]:
+    """Returns the sines, then the cosines, of each axis in turn, in float64; signs count.
+
+    Args:
+        coordinates: Positions, or offsets between positions.
+        dim: The numbers for each; a multiple of twice the number of axes.
+    """
+    axes = coordinates.shape[-1]
+    if dim < 1 or dim % (2 * axes):
         raise ValueError(
-            f"dim = {dim} cannot be shared by the sines and cosines of {grid.ndim} axes: it must "
-            f"be a multiple of {2 * grid.ndim}"
+            f"dim = {dim} cannot be shared by the sines and cosines of {axes} axes: it must "
+            f"be a multiple of {2 * axes}"
         )
-    share = dim // (2 * grid.ndim)
+    share = dim // (2 * axes)
     frequencies = _LONGEST_WAVE ** (-torch.arange(share, dtype=torch.float64) / share)
-    angles = grid.coordinates().double()[:, :, None] * frequencies  # positions axes share
-    return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(1).float()
+    angles = coordinates.double()[:, :, None] * frequencies  # positions axes share
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+def offset_sinusoids(
+    grid: Grid | Sequence[int], dim: int, device: torch.device, dtype: torch.dtype
+) -> Float[Tensor, "offsets dim"]:
+    """Returns s of Eq. 10 for every offset on a grid, in the order of `Grid.distinct_offsets`.
+
+    Equal arguments get the same tensor; do not write to it.
+
+    Args:
+        grid: The shape of the grid.
+        dim: The dimension of a head; a multiple of twice the number of axes.
+        device: Where the numbers are to be.
+        dtype: Their dtype.
+    """
+    shape = tuple(map(operator.index, grid.shape if isinstance(grid, Grid) else grid))
+    return _constant_sinusoids(shape, dim, device, dtype)
+
+
+def _constant_sinusoids(
+    shape: tuple[int, ...], dim: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    return _cached_sinusoids(Grid.of(shape), dim, device, dtype)
+
+
+# As for bucket maps: a compiled graph holds the numbers, and no mode of the caller leaves a trace.
+_constant_sinusoids._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+@functools.lru_cache(maxsize=_GRIDS_KEPT)
+def _cached_sinusoids(grid: Grid, dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    def build() -> Tensor:
+        return sinusoid_of(grid.distinct_offsets().flatten(0, -2), dim).to(device, dtype)
+
+    with ThreadPoolExecutor(max_workers=1) as fresh_thread:
+        return fresh_thread.submit(build).result()

@@ -4,13 +4,14 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from irpe.core.index import Clip, Index, Piecewise, parse_index
+from irpe.core.grid import Grid
+from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.core.methods import METHODS
 
 MODES = ("bias", "contextual")
 TARGETS = ("q", "k", "v", "qk", "qv", "kv", "qkv")
-_UNSHARED = "+unshared"
-_GRAMMAR = "METHOD-MODE-TARGETS[@RATIO | @ALPHA:BETA:GAMMA | @clipBETA][+unshared]"
+_TIED, _UNSHARED = "+tied", "+unshared"
+GRAMMAR = "METHOD-MODE-TARGETS[@RATIO | @ALPHA:BETA:GAMMA | @clipBETA][+tied][+unshared]"
 
 
 @dataclass(frozen=True)
@@ -23,13 +24,15 @@ class RPESpec:
         targets: Which of queries, keys and values carry an encoding, in the order q, k, v.
         index: From distance to bucket; `None` takes the method's best in the paper.
         shared_heads: One table for all heads, or one for each.
+        tied: One table for queries and keys together (Eq. 11); both must be targets.
     """
 
     method: str = "product"
     mode: str = "contextual"
     targets: str = "k"
-    index: Index | None = None
+    index: Piecewise | Clip | None = None
     shared_heads: bool = True
+    tied: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("method", self.method, METHODS)
@@ -47,18 +50,21 @@ class RPESpec:
             raise TypeError(f"index {self.index!r} must be a Piecewise, a Clip or None")
         if not isinstance(self.shared_heads, bool):
             raise TypeError(f"shared_heads = {self.shared_heads!r} must be True or False")
+        _check_tied(self.tied, self.targets)
 
     @classmethod
     def parse(cls, text: str) -> "RPESpec":
         """Returns the spec that a text such as "product-contextual-qkv@1.9" stands for."""
         if not isinstance(text, str):
-            raise TypeError(f"spec {text!r} is not a text of the form {_GRAMMAR}")
-        head, at, tail = text.removesuffix(_UNSHARED).partition("@")
+            raise TypeError(f"spec {text!r} is not a text of the form {GRAMMAR}")
+        rest = text.removesuffix(_UNSHARED)
+        head, at, tail = rest.removesuffix(_TIED).partition("@")
         parts = head.split("-")
         if len(parts) != 3:
-            raise ValueError(f"spec {text!r} is not of the form {_GRAMMAR}")
+            raise ValueError(f"spec {text!r} is not of the form {GRAMMAR}")
         index = parse_index(tail) if at else None
-        return cls(*parts, index=index, shared_heads=not text.endswith(_UNSHARED))
+        is_shared, is_tied = not text.endswith(_UNSHARED), rest.endswith(_TIED)
+        return cls(*parts, index=index, shared_heads=is_shared, tied=is_tied)
 
     @classmethod
     def of(cls, value: "RPESpec | str") -> "RPESpec":
@@ -66,10 +72,14 @@ class RPESpec:
         return value if isinstance(value, RPESpec) else cls.parse(value)
 
     @property
-    def index_function(self) -> Index:
+    def index_function(self) -> Piecewise | Clip:
         """The index, never `None`."""
         assert self.index is not None
         return self.index
+
+    def index_on(self, grid: Grid) -> Piecewise | Clip:
+        """Returns the index, the same on every grid."""
+        return self.index_function
 
     def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
         """Returns the rows of each table, the prefix row included where there is one."""
@@ -77,8 +87,8 @@ class RPESpec:
         return tuple(count + (num_prefix_tokens > 0) for count in rows)
 
     def __str__(self) -> str:
-        sharing = "" if self.shared_heads else _UNSHARED
-        return f"{self.method}-{self.mode}-{self.targets}@{self.index}{sharing}"
+        options = (_TIED if self.tied else "") + ("" if self.shared_heads else _UNSHARED)
+        return f"{self.method}-{self.mode}-{self.targets}@{self.index}{options}"
 
 
 def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
@@ -87,6 +97,16 @@ def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     near = difflib.get_close_matches(str(value), choices, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}{hint}")
+
+
+def _check_tied(tied: bool, targets: str) -> None:
+    if not isinstance(tied, bool):
+        raise TypeError(f"tied = {tied!r} must be True or False")
+    if tied and targets not in ("qk", "qkv"):
+        raise ValueError(
+            f"targets {targets!r} cannot be tied: one table for queries and keys takes targets "
+            "'qk' or 'qkv'"
+        )
 
 
 def _check_targets(targets: str) -> None:

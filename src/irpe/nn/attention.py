@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from irpe.core.encodings import Encoding
 from irpe.core.grid import Grid
-from irpe.core.spec import RPESpec
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.ops.shapes import Mask
 
@@ -32,7 +32,7 @@ class RPEAttention(nn.Module):
         self,
         dim: int,
         num_heads: int,
-        spec: RPESpec | str,
+        spec: Encoding | str,
         num_prefix_tokens: int = 0,
         qkv_bias: bool = True,
         attn_drop: float = 0.0,

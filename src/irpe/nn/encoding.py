@@ -6,14 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
+from irpe.core.encodings import AxialDeepLab, Encoding, Sasa, TransformerXL, attention_encoding
 from irpe.core.grid import Grid
-from irpe.core.spec import RPESpec
+from irpe.core.sinusoid import offset_sinusoids
 from irpe.ops.attention import rpe_attention, rpe_attention_weights, rpe_scores
+from irpe.ops.derive import axial_deeplab_tables, transformer_xl_arguments
 from irpe.ops.shapes import Mask, Pairs, Tokens
 
 
 class RelativePositionEncoding(nn.Module):
     """The tables of an encoding for one attention, all zero at the start.
+
+    Transformer-XL's encoding has no tables: it learns `projection`, `content_shift`,
+    `position_shift` and `prefix_rows` (W^R, u and v of Eq. 10, and the row of prefix tokens).
 
     Called with queries, keys and values that are split into heads, it stands where a model calls
     `scaled_dot_product_attention`.
@@ -35,7 +40,7 @@ class RelativePositionEncoding(nn.Module):
 
     def __init__(
         self,
-        spec: RPESpec | str,
+        spec: Encoding | str,
         num_heads: int,
         head_dim: int,
         num_prefix_tokens: int = 0,
@@ -45,23 +50,34 @@ class RelativePositionEncoding(nn.Module):
     ) -> None:
         super().__init__()
         check_num_prefix_tokens(num_prefix_tokens)
-        self.spec = RPESpec.of(spec)
+        self.spec = attention_encoding(spec)
         self.num_prefix_tokens = num_prefix_tokens
         self.ndim = ndim
-        rows = self.spec.num_buckets(ndim, num_prefix_tokens)
         heads = 1 if self.spec.shared_heads else num_heads
+        rows = self.spec.num_buckets(ndim, num_prefix_tokens)
+        targets = self.spec.targets if self.spec.mode == "contextual" else ""
+        width = head_dim
+
+        def learned(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
 
         def tables(is_present: bool, *row_shape: int) -> nn.ParameterList:
-            shapes = [(heads, count, *row_shape) for count in rows] if is_present else []
-            return nn.ParameterList(
-                nn.Parameter(torch.empty(shape, device=device, dtype=dtype)) for shape in shapes
-            )
+            counts = rows if is_present else ()
+            return nn.ParameterList(learned(heads, count, *row_shape) for count in counts)
 
-        is_contextual = self.spec.mode == "contextual"
-        self.query_tables = tables(is_contextual and "q" in self.spec.targets, head_dim)
-        self.key_tables = tables(is_contextual and "k" in self.spec.targets, head_dim)
-        self.value_tables = tables(is_contextual and "v" in self.spec.targets, head_dim)
-        self.bias_tables = tables(not is_contextual)
+        if isinstance(self.spec, TransformerXL):
+            _check_divisible(head_dim, 2 * ndim, self.spec)
+            targets = ""
+            self.projection = learned(head_dim, head_dim)
+            self.content_shift, self.position_shift = learned(head_dim), learned(head_dim)
+            self.prefix_rows = learned(*rows, head_dim) if num_prefix_tokens else None
+        elif isinstance(self.spec, Sasa):
+            _check_divisible(head_dim, ndim, self.spec)
+            width = head_dim // ndim
+        self.query_tables = tables("q" in targets and not self.spec.tied, width)
+        self.key_tables = tables("k" in targets, width)
+        self.value_tables = tables("v" in targets, width)
+        self.bias_tables = tables(self.spec.mode == "bias")
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -82,15 +98,14 @@ class RelativePositionEncoding(nn.Module):
         impl: str = "auto",
     ) -> Tokens:
         """Returns attention with the encoding; arguments as in `irpe.rpe_attention`."""
+        maps = self.maps(grid, q.device)
+        shift, tables = self._arguments(grid, q.device)
         return rpe_attention(
-            q,
+            q if shift is None else q + shift.to(q.dtype),
             k,
             v,
-            self.maps(grid, q.device),
-            query_tables=list(self.query_tables),
-            key_tables=list(self.key_tables),
-            value_tables=list(self.value_tables),
-            bias_tables=list(self.bias_tables),
+            maps,
+            **tables,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
             scale=scale,
@@ -107,18 +122,28 @@ class RelativePositionEncoding(nn.Module):
         scale: float | None = None,
     ) -> Pairs:
         """Returns the attention weights a_ij."""
+        maps = self.maps(grid, q.device)
+        shift, tables = self._arguments(grid, q.device)
+        tables.pop("value_tables", None)
         return rpe_attention_weights(
-            q,
+            q if shift is None else q + shift.to(q.dtype),
             k,
-            self.maps(grid, q.device),
-            **self._score_tables(),
+            maps,
+            **tables,
             attn_mask=attn_mask,
             scale=scale,
         )
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Pairs:
         """Returns b_ij, what the encoding adds to the scores before they are scaled."""
-        return rpe_scores(q, k, self.maps(grid, q.device), **self._score_tables())
+        maps = self.maps(grid, q.device)
+        shift, tables = self._arguments(grid, q.device)
+        tables.pop("value_tables", None)
+        if shift is None:
+            return rpe_scores(q, k, maps, **tables)
+        shift = shift.to(q.dtype)
+        of_contents = (k @ shift).unsqueeze(-2)  # u k_j, the same for every query
+        return rpe_scores(q + shift, k, maps, **tables) + of_contents
 
     def maps(
         self, grid: Grid | Sequence[int], device: torch.device | str = "cpu"
@@ -132,10 +157,36 @@ class RelativePositionEncoding(nn.Module):
             )
         return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
 
-    def _score_tables(self) -> dict[str, list[Tensor]]:
-        names = ("query_tables", "key_tables", "bias_tables")
-        return {name: list(getattr(self, name)) for name in names}
+    def _arguments(
+        self, grid: Grid | Sequence[int], device: torch.device
+    ) -> tuple[Tensor | None, dict[str, list[Tensor]]]:
+        """Returns what is added to the queries, if anything, and the tables of attention."""
+        if isinstance(self.spec, TransformerXL):
+            dim, dtype = self.projection.shape[0], self.projection.dtype
+            return transformer_xl_arguments(
+                offset_sinusoids(grid, dim, device, dtype),
+                self.projection,
+                self.prefix_rows,
+                self.content_shift,
+                self.position_shift,
+            )
+        names = ("query_tables", "key_tables", "value_tables", "bias_tables")
+        tables: dict[str, list[Tensor]] = {name: list(getattr(self, name)) for name in names}
+        if self.spec.tied:  # Eq. 11: p_ij is shared by queries and keys
+            tables["query_tables"] = tables["key_tables"]
+        if isinstance(self.spec, AxialDeepLab):
+            has_prefix = self.num_prefix_tokens > 0
+            tables = {name: axial_deeplab_tables(tables[name], has_prefix) for name in names}
+        return None, tables
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}"
+
+
+def _check_divisible(head_dim: int, parts: int, spec: Encoding) -> None:
+    if head_dim % parts:
+        raise ValueError(
+            f"{spec}: heads of dimension {head_dim} cannot be shared by the axes of the grid: it "
+            f"must be a multiple of {parts}"
+        )

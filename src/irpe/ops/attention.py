@@ -37,6 +37,9 @@ def rpe_attention(
 ) -> Tokens:
     """Returns attention with relative position encodings, Eq. 5 and 13-17.
 
+    The tables of a role are as wide as a head and what they give is added up, or they are narrower
+    and lie side by side in it, so that their widths add up to its dimension (Eq. 12).
+
     Args:
         q: Queries, as they enter the dot product.
         k: Keys, as they enter the dot product.

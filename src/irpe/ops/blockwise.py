@@ -13,7 +13,7 @@ from torch import Tensor
 
 from irpe.ops.lookup import accumulation_dtype, bucket_sum, lookup
 from irpe.ops.shapes import Mask, Pairs, Tokens
-from irpe.ops.tables import Tables
+from irpe.ops.tables import Tables, shares
 from irpe.ops.terms import Block, Term, make_term, uses_pairs
 
 _NUMBERS_IN_A_BLOCK = 2**20
@@ -98,8 +98,7 @@ class Blockwise:
             for term in value_terms:
                 term.collect(block, a)
         assert out is not None
-        for term in value_terms:
-            out += term.combination()
+        _add_combinations(out, value_terms, self.tables.value)
         return out, kept
 
     def backward(self, grad: Tokens, kept: Tensor, mask_needs_grad: bool) -> list[Tensor]:
@@ -139,10 +138,8 @@ class Blockwise:
                 part = dmask[_within(dmask, block)]
                 part += de.sum_to_size(part.shape)
 
-        for term in self.key_terms:
-            dq += term.combination()
-        for term in self.query_terms:
-            dk += term.combination()
+        _add_combinations(dq, self.key_terms, self.tables.key)
+        _add_combinations(dk, self.query_terms, self.tables.query)
         table_gradients = [
             *(term.gradient() * self.scale for term in self.query_terms),
             *(term.gradient() for term in (*self.key_terms, *value_terms)),
@@ -180,7 +177,11 @@ class Blockwise:
         return torch.empty_like(pairs).bernoulli_(keep, generator=generator).mul_(pairs / keep)
 
     def _terms(self, x: Tokens, tables: Sequence[Tensor], by_key: bool = False) -> list[Term]:
-        return [make_term(x, t, i, by_key) for t, i in zip(tables, self.ids, strict=False)]
+        its_share = shares(tables, x.shape[-1])
+        return [
+            make_term(x[..., share], table, ids, by_key)
+            for table, ids, share in zip(tables, self.ids, its_share, strict=False)
+        ]
 
     def _blocks(self, numbers: int) -> Iterator[Block]:
         """Yields blocks of whole images as long as they are small, else of some queries of one."""
@@ -204,6 +205,12 @@ class Blockwise:
     def _lay_out(self) -> None:
         """Lays keys and values out for matrix products; PyTorch's kernel takes any layout."""
         self.k, self.v = self.k.contiguous(), self.v.contiguous()
+
+
+def _add_combinations(out: Tokens, terms: Sequence[Term], tables: Sequence[Tensor]) -> None:
+    """Adds the combination of each term to the dimensions that its table meets."""
+    for term, share in zip(terms, shares(tables, out.shape[-1]), strict=True):
+        out[..., share] += term.combination()
 
 
 def _put(part: Tensor, whole: Tensor | None, block: Block, like: Tokens) -> Tensor:

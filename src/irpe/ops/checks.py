@@ -62,8 +62,10 @@ def _check_tables(
     if len(tables) != len(maps):
         raise ValueError(f"{name} holds {len(tables)} tables for {len(maps)} maps: one for each")
     heads, dim = q.shape[1], q.shape[3]
+    are_shares = sum(table.shape[-1] for table in tables) == dim
     for table, bucket_map in zip(tables, maps, strict=True):
-        rest = (bucket_map.num_buckets, dim) if is_vector else (bucket_map.num_buckets,)
+        width = table.shape[-1] if are_shares else dim
+        rest = (bucket_map.num_buckets, width) if is_vector else (bucket_map.num_buckets,)
         if table.shape not in ((1, *rest), (heads, *rest)):
             raise ValueError(
                 f"{name} holds a table of shape {_shape(table)}; for {heads} heads and these maps "

@@ -72,4 +72,4 @@ def _pair_product(x: Shape, k: Shape) -> int:
 
 def _table_products(x: Shape, tables: Sequence[Shape]) -> int:
     """Returns the operations with the rows in use, or with the row of each pair if that is less."""
-    return sum(2 * math.prod(x) * min(table[1], x[2]) for table in tables)
+    return sum(2 * math.prod(x[:3]) * table[2] * min(table[1], x[2]) for table in tables)

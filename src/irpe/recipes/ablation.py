@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from irpe.models.table4 import TABLE_4
 from irpe.train.ablate import Row
 
 _METHODS = ("euclidean", "quantization", "cross", "product")
@@ -11,8 +12,8 @@ _MODES = ("bias", "contextual")
 def default_rows() -> list[Row]:
     """No position at all, absolute, and relative in several ways."""
     return [
-        Row("none", None, "none"),
-        Row("absolute", None, "keep"),
+        Row("none", "none", "none"),
+        Row("absolute", "none", "keep"),
         Row("product bias", "product-bias-k", "none"),
         Row("K", "product-contextual-k", "none"),
         Row("QKV", "product-contextual-qkv", "none"),
@@ -27,7 +28,7 @@ def table_1() -> list[Row]:
         for method in _METHODS
         for mode in _MODES
     ]
-    return [Row("absolute", None, "keep"), *rows]
+    return [Row("absolute", "none", "keep"), *rows]
 
 
 def table_2() -> list[Row]:
@@ -50,10 +51,10 @@ def table_3() -> list[Row]:
 
 def table_4() -> list[Row]:
     """Encodings on queries, keys and values, with and without the absolute encoding."""
-    targets = ("q", "k", "v", "qk", "qkv")
-    without = [Row(t.upper(), f"product-contextual-{t}", "none") for t in targets]
-    beside = [Row(f"absolute + {t.upper()}", f"product-contextual-{t}", "keep") for t in targets]
-    return [Row("absolute", None, "keep"), Row("none", None, "none"), *without, *beside]
+    return [
+        Row(row.name.replace("learnable", "absolute"), row.encoding, row.absolute)
+        for row in TABLE_4
+    ]
 
 
 def buckets() -> list[Row]:

@@ -35,12 +35,12 @@ class Row:
 
     Args:
         name: What to call it.
-        encoding: The relative encoding, or `None`.
+        encoding: The relative encoding, or "none".
         absolute: What becomes of the absolute one.
     """
 
     name: str
-    encoding: str | None
+    encoding: str
     absolute: str
 
 

@@ -30,13 +30,11 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
         "drop_path_rate": config.drop_path,
         **config.model_args,
     }
-    if config.encoding is None and config.absolute == "none":
-        arguments["pos_embed"] = "none"
     try:
         model = timm.create_model(config.model, config.initial == "pretrained", **arguments)
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"model {config.model!r} with {arguments}: {error}") from error
-    if config.encoding is not None:
+    if (config.encoding, config.absolute, config.builtin_bias) != ("none", "keep", "keep"):
         equip(model, config.encoding, absolute=config.absolute, builtin_bias=config.builtin_bias)
     if config.initial is not None and config.initial != "pretrained":
         start_from(model, read_weights(Path(config.initial)), config.initial)

@@ -9,6 +9,7 @@ from typing import Any
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
+RUN_FILE = "run.json"  # where a run keeps its configuration
 
 
 def _help(text: str, default: Any = dataclasses.MISSING) -> Any:
@@ -23,7 +24,7 @@ class TrainConfig:
     """A run that trains an image classifier; each field says what it means in its help."""
 
     model: str = _help("Model, by its timm name.")
-    encoding: str | None = _help("Relative encoding, for example product-contextual-k.", None)
+    encoding: str = _help("Relative encoding, for example product-contextual-k.", "none")
     absolute: str = _help("Absolute encoding: keep, none or sinusoid.", "keep")
     builtin_bias: str = _help("Relative bias that a Swin has of its own: keep or drop.", "keep")
     model_args: Mapping[str, Any] = _help("More arguments of the model, as JSON.", {})

@@ -22,10 +22,10 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint, write_text
-from irpe.train.config import TrainConfig
+from irpe.train.config import RUN_FILE, TrainConfig
 from irpe.train.loading import Batches, Images, make_loader, seed_everything, train_sampler
 from irpe.train.logs import Logs, Monitor
-from irpe.train.runs import CHECKPOINT, CONFIG, save_model
+from irpe.train.runs import CHECKPOINT, save_model
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 
@@ -160,8 +160,8 @@ class Trainer:
         if self.accelerator.is_main_process:
             numbers = sum(p.numel() for p in self.raw.parameters())
             check_room(self.directory, 4 * numbers * (4 if self.config.ema_decay else 3))
-            if not (self.directory / CONFIG).exists():
-                write_text(self.directory / CONFIG, self.config.to_json())
+            if not (self.directory / RUN_FILE).exists():
+                write_text(self.directory / RUN_FILE, self.config.to_json())
         self.accelerator.wait_for_everyone()
 
     def run(self, stopped: threading.Event) -> None:

@@ -14,9 +14,9 @@ import timm
 import torch
 
 import irpe
-from irpe.extras import require
 from irpe.train.ablate import MOVES, Cell, Cost, Result
-from irpe.train.checkpoint import write_text, write_whole
+from irpe.train.checkpoint import write_text
+from irpe.viz.canvas import save_figure
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def write_report(directory: Path, title: str, lines: Sequence[Line], cells: Sequ
     }
     write_text(directory / "results.json", json.dumps(content, indent=2) + "\n")
     for name, figure in _figures(lines, cells).items():
-        write_whole(directory / f"{name}.png", lambda file, f=figure: f.savefig(file, dpi=160))
+        save_figure(figure, directory / f"{name}.png")
     body = [
         f"# {title}",
         "\n".join(f"- {sentence}" for sentence in sentences(lines)),
@@ -187,15 +187,14 @@ def _as_json(line: Line) -> dict[str, Any]:
 
 
 def _figures(lines: Sequence[Line], cells: Sequence[Cell]) -> dict[str, Any]:
-    require("matplotlib", "viz")
-    from irpe.viz.ablation import curves, scores
+    from irpe.viz import plot_scores, plot_training, read_metrics
 
-    points = {
+    scores = {
         line.row: [[result.top1(moved) for result in line.results] for moved in MOVES]
         for line in lines
     }
-    runs = [(cell.row.name, cell.directory / "metrics.csv") for cell in cells]
-    return {"top1": scores(points), "curves": curves(runs)}
+    runs = {f"{c.row.name}, seed {c.config.seed}": read_metrics(c.directory) for c in cells}
+    return {"top1": plot_scores(scores), "curves": plot_training(runs)}
 
 
 def _versions() -> dict[str, Any]:

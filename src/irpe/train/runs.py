@@ -16,15 +16,15 @@ from irpe.adapters.equip import equipment_of
 from irpe.adapters.keep import save_equipped
 from irpe.train.build import Weights, build_model, read_weights
 from irpe.train.checkpoint import load_checkpoint, write_whole
-from irpe.train.config import TrainConfig
+from irpe.train.config import RUN_FILE, TrainConfig
 
-CONFIG, CHECKPOINT, MODEL = "config.json", "checkpoint.pt", "model"
+CHECKPOINT, MODEL = "checkpoint.pt", "model"
 _TENSORS = "model.safetensors"
 
 
 def read_config(directory: Path) -> TrainConfig:
     """Returns the configuration of a run."""
-    path = directory / CONFIG
+    path = directory / RUN_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: {directory} is not a run")
     try:

@@ -4,6 +4,7 @@ Each function returns a matplotlib figure, which `save_figure` writes as PNG or 
 `irpe show` does the same from the command line. Needs the extra `viz`.
 """
 
+from irpe.viz.ablation import plot_scores
 from irpe.viz.attention import plot_attention, plot_weights
 from irpe.viz.buckets import plot_buckets
 from irpe.viz.canvas import save_figure
@@ -30,6 +31,7 @@ __all__ = [
     "plot_cost_curves",
     "plot_index",
     "plot_locality",
+    "plot_scores",
     "plot_tables",
     "plot_training",
     "plot_weights",

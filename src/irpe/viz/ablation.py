@@ -1,83 +1,38 @@
-"""Figures of an ablation: the scores of its rows, and how they came about."""
+"""The scores of an ablation: a point for each row, seed and distance."""
 
-import csv
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#999999")
-_MARKERS = ("o", "s", "D")
-_STYLES = ("-", "--", ":")
+from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled
 
-
-def scores(points: Mapping[str, Sequence[Sequence[float]]]) -> Any:
-    """Returns a figure with a point for each row, seed and distance.
-
-    Args:
-        points: Top-1 by row, then by the patches that images are moved, then by seed.
-    """
+if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    names = list(points)
-    figure = Figure(figsize=(6.0, 0.9 + 0.36 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    for moved in range(len(points[names[0]])):
-        for number, name in enumerate(names):
-            values = points[name][moved]
-            axes.plot(
-                values,
-                [number] * len(values),
-                _MARKERS[moved],
-                color=COLOURS[moved],
-                markersize=6,
-                alpha=0.8,
-                label=_label(moved) if number == 0 else None,
-            )
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel("top-1 (%), a point for each seed")
-    axes.grid(axis="x", alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    return figure
+_MARKS = "osD"
 
 
-def curves(runs: Sequence[tuple[str, Path]]) -> Any:
-    """Returns a figure with top-1 after each epoch.
+@styled
+def plot_scores(scores: Mapping[str, Sequence[Sequence[float]]]) -> "Figure":
+    """Returns a figure with a point for each row, seed and distance that images were moved.
 
     Args:
-        runs: The name of each run, and its table of epochs; runs with one name get one colour.
+        scores: Top-1 in percent, by row, then by the patches that images were moved, then by seed.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    figure = Figure(figsize=(6.0, 3.6), layout="constrained")
+    names = list(scores)
+    figure = new_figure(1.5 * COLUMN, 1.8 + 0.6 * len(names))
     axes = figure.subplots()
-    names = list(dict.fromkeys(name for name, _ in runs))
-    drawn: set[str] = set()
-    for name, path in runs:
-        with path.open() as file:
-            rows = list(csv.DictReader(file))
-        number = names.index(name)
+    for moved, mark in enumerate(_MARKS):
+        points = [(score, n) for n, name in enumerate(names) for score in scores[name][moved]]
         axes.plot(
-            [int(row["epoch"]) for row in rows],
-            [float(row["top1"]) for row in rows],
-            linestyle=_STYLES[number // len(COLOURS) % len(_STYLES)],
-            color=COLOURS[number % len(COLOURS)],
-            linewidth=1.5,
-            marker=".",
-            label=None if name in drawn else name,
+            *zip(*points, strict=True),
+            mark,
+            color=COLOURS[moved],
+            markersize=4,
+            alpha=0.8,
+            label="as they are" if not moved else f"moved by {moved}",
         )
-        drawn.add(name)
-    axes.set_xlabel("epoch")
-    axes.set_ylabel("top-1 (%)")
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(loc="outside right center", frameon=False)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel="top-1, in %, a point for each seed")
+    axes.grid(axis="x")
+    figure.legend(loc="outside upper center", ncols=len(_MARKS))
     return figure
-
-
-def _label(moved: int) -> str:
-    return "as they are" if not moved else f"moved by {moved}"

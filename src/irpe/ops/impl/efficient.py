@@ -10,7 +10,7 @@ from irpe.core.buckets import BucketMap
 from irpe.ops.lookup import accumulation_dtype, bucket_sum_plain, lookup_plain
 from irpe.ops.masking import masked_softmax
 from irpe.ops.shapes import Mask, Tokens
-from irpe.ops.tables import Tables
+from irpe.ops.tables import Tables, shares
 
 
 def attention(
@@ -30,12 +30,13 @@ def attention(
     e = q @ k.mT
     for table, ids in zip(used.bias, all_ids, strict=False):
         e = e + lookup_plain(table.unsqueeze(1), ids, "nobody")
-    for table, ids in zip(used.key, all_ids, strict=False):
-        e = e + lookup_plain(q @ table.mT, ids, "query")  # Eq. 27-28
-    for table, ids in zip(used.query, all_ids, strict=False):
-        e = e + lookup_plain(k @ table.mT, ids, "key")
+    dim = q.shape[-1]
+    for table, ids, share in zip(used.key, all_ids, shares(used.key, dim), strict=False):
+        e = e + lookup_plain(q[..., share] @ table.mT, ids, "query")  # Eq. 27-28
+    for table, ids, share in zip(used.query, all_ids, shares(used.query, dim), strict=False):
+        e = e + lookup_plain(k[..., share] @ table.mT, ids, "key")
     a = F.dropout(masked_softmax(e * scale, attn_mask), dropout_p)
     z = a @ v
-    for table, ids in zip(used.value, all_ids, strict=False):
+    for table, ids in zip(used.widened(dim).value, all_ids, strict=False):
         z = z + bucket_sum_plain(a, ids, table.shape[1], "query") @ table
     return z.to(dtype)

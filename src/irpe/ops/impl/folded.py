@@ -15,7 +15,7 @@ from torch import Tensor
 from irpe.core.buckets import BucketMap
 from irpe.ops.lookup import bucket_sum_plain, lookup_plain
 from irpe.ops.shapes import Mask, Tokens, VectorTable
-from irpe.ops.tables import Tables
+from irpe.ops.tables import Tables, shares
 
 
 def attention(
@@ -32,12 +32,16 @@ def attention(
     used = tables.used(maps)
     parts = [_split(bucket_map) for bucket_map in maps]
     q_parts, k_parts, v_parts = [q], [k], [v]
-    for table, (by_key_group, _, one_hot) in zip(used.key, parts, strict=False):
-        q_parts.append(_at_groups(q, table, by_key_group))
+    dim = q.shape[-1]
+    key_shares, query_shares = shares(used.key, dim), shares(used.query, dim)
+    for table, share, part in zip(used.key, key_shares, parts, strict=False):
+        by_key_group, _, one_hot = part
+        q_parts.append(_at_groups(q[..., share], table, by_key_group))
         k_parts.append(one_hot)
-    for table, (_, by_query_group, one_hot) in zip(used.query, parts, strict=False):
+    for table, share, part in zip(used.query, query_shares, parts, strict=False):
+        _, by_query_group, one_hot = part
         q_parts.append(one_hot)
-        k_parts.append(_at_groups(k, table, by_query_group))
+        k_parts.append(_at_groups(k[..., share], table, by_query_group))
     for table, (by_key_group, _, one_hot) in zip(used.bias, parts, strict=False):
         q_parts.append(lookup_plain(table.unsqueeze(1), by_key_group, "nobody"))
         k_parts.append(one_hot)
@@ -47,7 +51,7 @@ def attention(
     q, k, v = _laid_side_by_side(q, q_parts, k_parts, v_parts)
     z = F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
     z, *by_group, _ = z.split([*(p.shape[-1] for p in v_parts), z.shape[-1] - _width(v_parts)], -1)
-    for table, a, (ids, _, _) in zip(used.value, by_group, parts, strict=False):
+    for table, a, (ids, _, _) in zip(used.widened(dim).value, by_group, parts, strict=False):
         z = z + bucket_sum_plain(a, ids, table.shape[1], "query") @ table
     return z
 

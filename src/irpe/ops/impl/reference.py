@@ -27,7 +27,7 @@ def attention(
     """Returns Eq. 5 and 17: the weighted sum of the values and of their encodings."""
     a = F.dropout(attention_weights(q, k, maps, tables, attn_mask, scale), dropout_p)
     z = a @ v
-    for bucket_map, table in zip(maps, tables.value, strict=False):
+    for bucket_map, table in zip(maps, tables.widened(v.shape[-1]).value, strict=False):
         r = _rows_of_pairs(table, bucket_map, heads=q.shape[1])  # heads, query, key, dim
         z = z + torch.einsum("bhij,hijd->bhid", a, r)
     return z
@@ -49,6 +49,7 @@ def attention_weights(
 def position_scores(q: Tokens, k: Tokens, maps: tuple[BucketMap, ...], tables: Tables) -> Pairs:
     """Returns b_ij, what the encoding adds to the scores before they are scaled (Eq. 14-16)."""
     batch, heads, tokens, _ = q.shape
+    tables = tables.widened(q.shape[-1])
     b = q.new_zeros(batch, heads, tokens, tokens)
     for bucket_map, table in zip(maps, tables.bias, strict=False):
         b = b + _rows_of_pairs(table, bucket_map, heads)

@@ -1,0 +1,236 @@
+"""What a model of timm costs with an encoding: parameters, MACs, time and memory."""
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from irpe.adapters.equip import equip
+from irpe.core.encodings import parse_encoding
+from irpe.extras import require
+from irpe.profile.count import count_macs, count_parameters
+from irpe.profile.formulas import extra_macs, recorded_calls
+from irpe.profile.measure import interleaved, peak_memory
+
+OnStep = Callable[[str], object]  # is told what is about to be done
+COMPARED = (
+    "product-bias-k", "product-contextual-k", "product-contextual-qk", "product-contextual-qkv",
+    "cross-contextual-k", "euclidean-contextual-k", "quantization-contextual-k", "shaw", "huang",
+    "sasa", "transformer-xl", "axial-deeplab", "cpvt",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Count:
+    """What can be counted, for one image.
+
+    Args:
+        parameters: The numbers that the model learns.
+        macs: Its multiply-accumulates, counted on the operations of a forward pass.
+        formula_macs: Those of the encoding alone, by the closed formulas.
+    """
+
+    parameters: int
+    macs: int
+    formula_macs: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A model with an encoding, beside the same model without one.
+
+    Args:
+        model: The name of the model.
+        encoding: The text of the encoding; "none" for the plain model.
+        resolution: The height and width of the images.
+        parameters: The numbers that the model learns.
+        extra_parameters: How many more than the plain model; fewer if negative.
+        macs: Multiply-accumulates for one image, counted.
+        extra_macs: How many more than the plain model.
+        formula_macs: The same by the closed formulas.
+        seconds: The shortest time of a forward pass over the batch, if measured.
+        time_ratio: That time relative to the plain model's, both taken in turns.
+        memory: The peak memory of a forward pass in bytes, if measured.
+        extra_memory: How much more than the plain model.
+    """
+
+    model: str
+    encoding: str
+    resolution: int
+    parameters: int
+    extra_parameters: int
+    macs: int
+    extra_macs: int
+    formula_macs: int
+    seconds: float | None = None
+    time_ratio: float | None = None
+    memory: int | None = None
+    extra_memory: int | None = None
+
+
+def create(model: str, encoding: str, resolution: int | None, device: str) -> nn.Module:
+    """Returns an untrained model of timm with an encoding, in eval mode.
+
+    Args:
+        model: Its name in timm.
+        encoding: The text of the encoding, or "none".
+        resolution: The height and width of its images; `None` takes the model's own.
+        device: Where it is made; "meta" is enough for counting.
+    """
+    timm: Any = require("timm", "timm")
+    own = input_size(model)[-1]
+    if resolution is not None and resolution < 1:
+        raise ValueError(f"resolution = {resolution} must be 1 or more: pixels, such as {own}")
+    is_other = resolution not in (None, own) and timm.get_pretrained_cfg(model).fixed_input_size
+    with torch.device(device):
+        plain = timm.create_model(model, **({"img_size": resolution} if is_other else {}))
+    return plain.eval() if encoding == "none" else equip(plain, encoding).eval()
+
+
+def input_size(model: str) -> tuple[int, int, int]:
+    """Returns the channels, height and width of a model's images."""
+    timm: Any = require("timm", "timm")
+    names = timm.list_models()
+    if model not in names:
+        near = difflib.get_close_matches(model, names, n=3)
+        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        raise ValueError(f"model {model!r} is not one of timm's {len(names)} models{hint}")
+    return tuple(timm.get_pretrained_cfg(model).input_size)
+
+
+def count(model: str, encoding: str, resolution: int | None = None) -> Count:
+    """Returns the parameters and MACs of a model, without computing anything.
+
+    Args:
+        model: Its name in timm.
+        encoding: The text of the encoding, or "none".
+        resolution: The height and width of the images; `None` takes the model's own.
+    """
+    made = create(model, encoding, resolution, "meta")
+    channels, _, own = input_size(model)
+    size = resolution or own
+    images = torch.empty(1, channels, size, size, device="meta")
+    with recorded_calls(made) as calls:
+        try:
+            macs = count_macs(made, images)
+        except (AssertionError, RuntimeError) as error:  # how timm and torch refuse an image
+            raise ValueError(f"{model} does not take images of {size} x {size}: {error}") from error
+    return Count(count_parameters(made), macs, sum(map(extra_macs, calls)))
+
+
+def measure_costs(
+    model: str,
+    encodings: Sequence[str],
+    resolution: int | None = None,
+    batch: int = 1,
+    rounds: int = 10,
+    on_step: OnStep = lambda _: None,
+    refused: dict[str, str] | None = None,
+) -> list[Cost]:
+    """Returns what a model costs without an encoding and with each of these.
+
+    Everything is counted before anything is timed, so that errors come early.
+
+    Args:
+        model: Its name in timm.
+        encodings: The texts of the encodings; the plain model, "none", comes first in any case.
+        resolution: The height and width of the images; `None` takes the model's own.
+        batch: How many images are timed at once.
+        rounds: How often each model is timed; 0 counts only.
+        on_step: Called before each step, 1 + len(encodings) times, and as often again but for one
+            if times are measured.
+        refused: Where to note the encodings that the model cannot have, and why, instead of raising
+            the error.
+    """
+    if batch < 1 or rounds < 0:
+        raise ValueError(f"batch = {batch}, rounds = {rounds}: at least 1 and 0 are needed")
+    encodings = [encoding for encoding in encodings if encoding != "none"]
+    for encoding in encodings:
+        parse_encoding(encoding)  # typos come to light before anything is measured
+    size = input_size(model)[-1] if resolution is None else resolution
+    on_step("counting: none")
+    counted = count(model, "none", size)
+    plain = Cost(model, "none", size, counted.parameters, 0, counted.macs, 0, 0)
+    costs: list[Cost] = []
+    for encoding in encodings:
+        on_step(f"counting: {encoding}")
+        try:
+            costs.append(_counted_cost(plain, encoding))
+        except ValueError as error:
+            if refused is None:
+                raise
+            refused[encoding] = str(error)
+    return [plain, *costs] if not rounds else _timed(plain, costs, batch, rounds, on_step)
+
+
+def _timed(plain: Cost, costs: list[Cost], batch: int, rounds: int, on_step: OnStep) -> list[Cost]:
+    measured = _Measured(plain, batch, rounds)
+    timed: list[Cost] = []
+    for cost in costs:
+        on_step(f"timing: {cost.encoding}")
+        timed.append(measured.beside(cost))
+    return [measured.plain_cost(), *timed]
+
+
+def _counted_cost(plain: Cost, encoding: str) -> Cost:
+    counted = count(plain.model, encoding, plain.resolution)
+    return Cost(
+        model=plain.model,
+        encoding=encoding,
+        resolution=plain.resolution,
+        parameters=counted.parameters,
+        extra_parameters=counted.parameters - plain.parameters,
+        macs=counted.macs,
+        extra_macs=counted.macs - plain.macs,
+        formula_macs=counted.formula_macs,
+    )
+
+
+class _Measured:
+    """The plain model, against which others are measured.
+
+    Args:
+        plain: Its cost, as far as it was counted.
+        batch: How many images are timed at once.
+        rounds: How often each model is timed.
+    """
+
+    def __init__(self, plain: Cost, batch: int, rounds: int) -> None:
+        channels = input_size(plain.model)[0]
+        shape = batch, channels, plain.resolution, plain.resolution
+        self.images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        self.cost, self.rounds = plain, rounds
+        self.run = self._runner("none")
+        self.run()
+        self.memory = peak_memory(self.run)
+        self.seconds = float("inf")
+
+    def beside(self, cost: Cost) -> Cost:
+        """Returns the cost with time and memory, both models taking turns."""
+        run = self._runner(cost.encoding)
+        best = interleaved({"plain": self.run, "encoded": run}, self.rounds)
+        self.seconds = min(self.seconds, best["plain"])
+        memory = peak_memory(run)
+        return replace(
+            cost,
+            seconds=best["encoded"],
+            time_ratio=best["encoded"] / best["plain"],
+            memory=memory,
+            extra_memory=memory - self.memory,
+        )
+
+    def plain_cost(self) -> Cost:
+        """Returns the cost of the plain model with its best time."""
+        if self.seconds == float("inf"):
+            self.seconds = interleaved({"plain": self.run}, self.rounds)["plain"]
+        return replace(
+            self.cost, seconds=self.seconds, time_ratio=1.0, memory=self.memory, extra_memory=0
+        )
+
+    def _runner(self, encoding: str) -> Callable[[], object]:
+        model = create(self.cost.model, encoding, self.cost.resolution, "cpu")
+        return torch.inference_mode()(partial(model, self.images))

@@ -1,0 +1,106 @@
+"""How many multiply-accumulates an encoding adds, in closed form: what the counter must find.
+
+With n tokens, h heads of dimension d, and k rows of a table that are used on the grid:
+
+- a table of vectors costs h n d min(k, n): Eq. 27 over the used rows, or over all pairs if they are
+  fewer (Eq. 26); a bias costs nothing, it is looked up and added
+- SASA's tables have a share of d each; Transformer-XL projects its sines, d^2 for each offset
+- tables that are folded into the heads of an unmodified attention (`irpe.ops.impl.folded`) widen
+  them: h n^2 for each further dimension, for queries with keys and for weights with values
+- CPVT costs nine products for each number of a patch token
+"""
+
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from irpe.core.buckets import BucketMap
+from irpe.core.encodings import Sasa, TransformerXL
+from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.generator import PositionGenerator
+from irpe.ops.attention import automatic_impl
+from irpe.ops.impl.folded import num_extra_dimensions
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an encoding in a forward pass.
+
+    Args:
+        module: The encoding, or the generator of positions.
+        shape: The shape of the queries, or of the tokens.
+        grid: The grid.
+    """
+
+    module: RelativePositionEncoding | PositionGenerator
+    shape: torch.Size
+    grid: tuple[int, ...]
+
+
+@contextmanager
+def recorded_calls(model: nn.Module) -> Generator[list[Call]]:
+    """Notes how a model uses its encodings, as long as the context lasts."""
+    calls: list[Call] = []
+
+    def note(module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+        grid = named["grid"] if "grid" in named else inputs[1]
+        calls.append(Call(module, inputs[0].shape, tuple(grid)))
+
+    kinds = RelativePositionEncoding, PositionGenerator
+    handles = [
+        module.register_forward_pre_hook(note, with_kwargs=True)
+        for module in model.modules()
+        if isinstance(module, kinds)
+    ]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def extra_macs(call: Call) -> int:
+    """Returns what an encoding adds to plain attention, or to a model, in one use."""
+    if isinstance(call.module, PositionGenerator):
+        batch, _, dim = call.shape
+        return batch * math.prod(call.grid) * dim * call.module.weight[0].numel()
+    spec, maps = call.module.spec, call.module.maps(call.grid)
+    q = torch.empty(call.shape, device="meta")
+    is_folded = automatic_impl(q, maps) == "folded"
+    macs = _folded_macs(call, maps) if is_folded else _fused_macs(call, maps)
+    if isinstance(spec, TransformerXL):
+        offsets = math.prod(2 * size - 1 for size in call.grid)
+        macs += offsets * call.shape[-1] ** 2
+    return macs
+
+
+def _fused_macs(call: Call, maps: tuple[BucketMap, ...]) -> int:
+    tokens = call.shape[2]
+    return _table_macs(call, [min(m.num_used_buckets, tokens) for m in maps])
+
+
+def _folded_macs(call: Call, maps: tuple[BucketMap, ...]) -> int:
+    assert isinstance(call.module, RelativePositionEncoding)
+    spec, groups = call.module.spec, num_extra_dimensions(maps) or 0
+    on_scores = 1 if spec.mode == "bias" else len(set(spec.targets) & set("qk"))
+    on_values = "v" in spec.targets
+    batch, heads, tokens, _ = call.shape
+    widening = groups * max(on_scores, int(on_values))
+    return _table_macs(call, [m.num_used_buckets for m in maps]) + (
+        2 * batch * heads * tokens**2 * widening
+    )
+
+
+def _table_macs(call: Call, rows: list[int]) -> int:
+    assert isinstance(call.module, RelativePositionEncoding)
+    spec = call.module.spec
+    if spec.mode == "bias":
+        return 0
+    batch, heads, tokens, dim = call.shape
+    width = dim // len(rows) if isinstance(spec, Sasa) else dim
+    return len(spec.targets) * batch * heads * tokens * width * sum(rows)

@@ -1,0 +1,106 @@
+"""`irpe profile`, as a user calls it."""
+
+import json
+import sys
+
+import pytest
+
+pytest.importorskip("typer", reason="needs the extra 'cli'")
+pytest.importorskip("timm", reason="needs the extra 'timm'")
+
+from irpe.cli.main import main
+from irpe.core.encodings import NAMES
+from irpe.profile.cost import COMPARED
+from irpe.profile.paper import PUBLISHED
+
+TINY = "deit_tiny_patch16_224"
+QUICK = ["profile", TINY, "--resolution", "64", "--rounds", "0"]
+
+
+@pytest.fixture
+def irpe(monkeypatch, capsys):
+    """Runs the program and returns what it prints, or the line with which it ends."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["irpe", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return str(end.value.code) if end.value.code else capsys.readouterr().out
+
+    return run
+
+
+def test_a_table_of_at_most_80_columns(irpe):
+    out = irpe("profile", TINY, "--resolution", "64", "--rounds", "1", "-e", "huang", "-e", "sasa")
+    lines = out.splitlines()
+    assert lines[0] == f"{TINY}, 64 x 64"
+    assert [line.split()[0] for line in lines[3:6]] == ["none", "huang", "sasa"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_json_holds_the_values(irpe):
+    found = json.loads(irpe(*QUICK, "--encoding", "shaw", "--format", "json"))
+    assert [row["encoding"] for row in found["rows"]] == ["none", "shaw"]
+    assert found["rows"][1]["extra_parameters"] == 12 * 50 * 64
+    assert found["rounds"] == 0
+
+
+def test_markdown_in_a_file(irpe, tmp_path):
+    file = tmp_path / "costs.md"
+    assert irpe(*QUICK, "--format", "markdown", "-o", str(file)) == f"written to {file}\n"
+    lines = file.read_text().splitlines()
+    assert lines[2] == "| encoding | params | MACs | extra | closed |"
+    assert lines[5].startswith("| product-contextual-k | ")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_resolutions(irpe):
+    out = irpe("profile", TINY, "--resolutions", "64,128")
+    assert [line.split()[0] for line in out.splitlines()[3:5]] == ["64", "128"]
+    assert "%" in out
+
+
+def test_compare_leaves_out_what_does_not_fit_and_says_so(irpe, monkeypatch):
+    assert {"product-contextual-k", "product-contextual-qkv", *NAMES} - {"none"} < {*COMPARED}
+    monkeypatch.setattr("irpe.cli.profile.COMPARED", ("axial-deeplab", "cpvt"))
+    swin = "swin_tiny_patch4_window7_224"
+    out = irpe("profile", swin, "--compare", "--rounds", "0")
+    assert "\naxial-deeplab " in out
+    assert "\ncpvt is left out: cpvt cannot follow" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_papers_tables(irpe, monkeypatch):
+    rows = [row for row in PUBLISHED if row.encoding.endswith(("none", "qkv", "unshared"))]
+    monkeypatch.setattr("irpe.profile.paper.PUBLISHED", rows)
+    out = irpe("profile", "--paper")
+    assert "T5 DeiT-S iRPE-QKV" in out
+    assert "\n1: the paper's total is cut" in out
+    assert "\n2: cheaper here: the value side adds" in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--paper", TINY], "--paper goes without MODEL"),
+        (["--paper", "--compare"], "--paper goes without --compare"),
+        (["--resolutions", "64", "--rounds", "3"], "--resolutions goes without --rounds"),
+        (["--resolutions", "64,big"], "'64,big'"),
+        (["--resolutions", "64", "-e", "shaw", "-e", "huang"], "one encoding, not shaw, huang"),
+        (["--compare", "-e", "shaw"], "--compare goes without --encoding"),
+        (["-e", "shav"], "did you mean 'shaw'"),
+        (["deit_tini_patch16_224"], "did you mean deit_tiny_patch16_224"),
+        (["resnet18"], "cannot be equipped"),
+        (["resnet18", "--compare", "--rounds", "0"], "cannot be equipped"),
+        (["-o", "no/such/place.md"], "no/such does not exist"),
+        (["-o", "."], "is a directory"),
+    ],
+    ids=str,
+)
+def test_errors_are_one_line_and_come_before_the_work(irpe, arguments, message):
+    line = irpe("profile", *arguments)
+    assert line.startswith("irpe: ")
+    assert message in line
+    assert "\n" not in line

@@ -1,0 +1,114 @@
+"""Texts and encodings: every name, every error, and what the maps of the named ones are."""
+
+import itertools
+import pickle
+
+import pytest
+import torch
+
+from irpe import Clip, RPESpec, bucket_maps, parse_encoding
+from irpe.core.encodings import CPVT, NAMES, AxialDeepLab, NoEncoding, Sasa, TransformerXL
+from irpe.core.index import Cut
+
+MEANINGS = {
+    "shaw": RPESpec("product", "contextual", "k", Clip(3)),
+    "huang": RPESpec("product", "contextual", "qk", Clip(3), tied=True),
+    "sasa": Sasa(32),
+    "transformer-xl": TransformerXL(),
+    "axial-deeplab": AxialDeepLab(3),
+    "cpvt": CPVT(),
+    "none": NoEncoding(),
+}
+
+
+def test_every_name_has_its_meaning():
+    assert {name: parse_encoding(name) for name in NAMES} == MEANINGS
+
+
+@pytest.mark.parametrize(
+    "text", [*NAMES, "sasa@14", "axial-deeplab@7", "cross-bias-k+unshared", "product-contextual-qk"]
+)
+def test_text_round_trip(text):
+    encoding = parse_encoding(text)
+    assert parse_encoding(str(encoding)) == encoding
+    assert parse_encoding(encoding) is encoding
+    assert pickle.loads(pickle.dumps(encoding)) == encoding
+    assert hash(parse_encoding(str(encoding))) == hash(encoding)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("shav", "'shav' is not known: write one of shaw, huang.*METHOD.*did you mean 'shaw'"),
+        ("transfomer-xl", "did you mean 'transformer-xl'"),
+        ("axial-deep-lab", "did you mean 'axial-deeplab'"),
+        ("Huang", "did you mean 'huang'"),
+        ("cptv", "did you mean 'cpvt'"),
+        ("product-contextual", "did you mean 'product-contextual-k'"),
+        ("produkt-contextual-k", "did you mean 'product'"),
+        ("", "'' is not known"),
+        ("shaw@3", "shaw takes no number.*product-contextual-k@clip3"),
+        ("transformer-xl@3", "transformer-xl takes no number"),
+        ("sasa@", "'' must be a whole number"),
+        ("sasa@1.5", "'1.5' must be a whole number"),
+        ("sasa@1", "size = 1 must be 2 or more"),
+        ("axial-deeplab@0", "threshold = 0 must be 1 or more"),
+        ("sasa+unshared", "is not known"),
+        ("product-contextual-k+tied", "'k' cannot be tied"),
+        ("product-bias-k+tied", "'k' cannot be tied"),
+    ],
+)
+def test_typos_get_the_nearest_name(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_encoding(text)
+
+
+@pytest.mark.parametrize("value", [None, 3, b"shaw", True])
+def test_what_is_no_text_is_refused(value):
+    with pytest.raises(TypeError, match="METHOD-MODE-TARGETS"):
+        parse_encoding(value)
+
+
+@pytest.mark.parametrize("make", [Sasa, AxialDeepLab])
+def test_sizes_are_whole_numbers(make):
+    with pytest.raises(TypeError, match="whole number"):
+        make(2.5)
+    with pytest.raises(TypeError, match="whole number"):
+        make(True)
+
+
+def test_tied_is_a_truth_value_of_queries_and_keys():
+    with pytest.raises(TypeError, match="tied = 1"):
+        RPESpec(targets="qk", tied=1)
+    assert str(RPESpec(targets="qkv", tied=True)) == "product-contextual-qkv@1.9+tied"
+    both = RPESpec.parse("cross-contextual-qk@clip2+tied+unshared")
+    assert (both.tied, both.shared_heads) == (True, False)
+
+
+def test_cut_tells_apart_up_to_its_threshold_and_has_one_index_beyond():
+    distances = torch.tensor([-9, -3, -2, -1, 0, 1, 2, 3, 9])
+    assert Cut(2)(distances).tolist() == [3, 3, -2, -1, 0, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 5])
+@pytest.mark.parametrize("grid", [(3, 5), (1, 1), (4,), (2, 3, 2)], ids=str)
+def test_transformer_xl_tells_every_offset_apart(grid, prefix):
+    (bucket_map,) = bucket_maps("transformer-xl", grid, prefix)
+    positions = list(itertools.product(*map(range, grid)))
+    offsets = {}
+    for (i, a), (j, b) in itertools.product(enumerate(positions), repeat=2):
+        offset = tuple(x - y for x, y in zip(a, b, strict=True))
+        offsets.setdefault(offset, set()).add(int(bucket_map.ids[prefix + i, prefix + j]))
+    in_order = sorted(offsets)  # row-major, as the sines of the offsets are
+    assert [offsets[offset] for offset in in_order] == [{n} for n in range(len(offsets))]
+    assert bucket_map.num_buckets == len(offsets) + (prefix > 0)
+    if prefix:
+        assert (bucket_map.ids[:prefix] == len(offsets)).all()
+        assert (bucket_map.ids[:, :prefix] == len(offsets)).all()
+
+
+def test_there_are_no_maps_of_what_no_attention_has():
+    with pytest.raises(ValueError, match="between the blocks"):
+        bucket_maps("cpvt", (3, 5))
+    with pytest.raises(ValueError, match="'none' has no tables"):
+        bucket_maps("none", (3, 5))
