@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import irpe
-from benchmarks.timing import interleaved, write_report
+from benchmarks.timing import write_report
+from irpe.profile.measure import interleaved
 
 HEADS, DIM = 6, 64
 ENCODINGS = {

@@ -12,7 +12,8 @@ import timm
 import torch
 
 import irpe
-from benchmarks.timing import interleaved, write_report
+from benchmarks.timing import write_report
+from irpe.profile.measure import interleaved
 
 ENCODINGS = {
     "bias K": "product-bias-k",

@@ -1,32 +1,13 @@
-"""Side-by-side timing: contestants take turns in one process, and each one's best turn counts."""
+"""Reports of what was timed, with what is needed to judge them."""
 
 import importlib.metadata
 import json
 import platform
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-
-
-def interleaved(contestants: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Returns the shortest time of each contestant in seconds.
-
-    Args:
-        contestants: What to run, by name.
-        rounds: How many turns each one gets; one more comes first and does not count.
-    """
-    best = dict.fromkeys(contestants, float("inf"))
-    for number in range(rounds + 1):
-        for name, run in contestants.items():
-            start = time.perf_counter()
-            run()
-            if number:
-                best[name] = min(best[name], time.perf_counter() - start)
-    return best
 
 
 def write_report(path: Path, results: dict[str, Any]) -> None:

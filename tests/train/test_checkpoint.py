@@ -6,7 +6,8 @@ import pickle
 import pytest
 import torch
 
-from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint, write_whole
+from irpe.files import write_whole
+from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint
 
 
 def test_round_trip(tmp_path):

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from irpe.cli.report import Format, Report, check_place, write_text
+from irpe.cli.report import Format, Report
+from irpe.files import check_place, write_text
 from irpe.profile.cost import COMPARED, Cost, OnStep, measure_costs
 from irpe.profile.paper import PUBLISHED, Comparison, compare_with_paper
 from irpe.profile.resolutions import ExtraMacs, extra_macs_by_resolution
@@ -77,7 +78,7 @@ def profile(
     if output is None:
         typer.echo(text)
     else:
-        write_text(output, text)
+        write_text(output, text + "\n")
         typer.echo(f"written to {output}")
 
 

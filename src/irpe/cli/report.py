@@ -1,13 +1,10 @@
 """What a command found, as a table, as markdown or as JSON, on the screen or in a file."""
 
 import json
-import os
-import tempfile
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 _WIDTH = 79
@@ -72,31 +69,3 @@ class Report:
     def _json(self) -> str:
         values = [asdict(value) for value in self.values]
         return json.dumps({**self.conditions, "rows": values}, indent=2)
-
-
-def check_place(path: Path) -> None:
-    """Raises an error if no file can be written there, before anything is computed."""
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a directory: name a file")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path.parent} does not exist: make it first, or name another")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a file beside its place and moves it there: it is complete, or not there at all."""
-    check_place(path)
-    handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text + "\n")
-        os.chmod(scratch, 0o666 & ~_umask())
-        os.replace(scratch, path)
-    except BaseException:
-        os.unlink(scratch)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

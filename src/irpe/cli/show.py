@@ -9,6 +9,7 @@ import typer
 from irpe.cli.load import load_model
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
+from irpe.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -196,7 +197,7 @@ def explorer(
 ) -> None:
     """A page to explore grids, methods and index functions: one file, no network."""
     from irpe.viz import explorer_page
-    from irpe.viz.canvas import check_place, write_file
+    from irpe.viz.canvas import check_place
 
     check_place(output, (".html",))
     if run is None and (image is not None or block):
@@ -206,7 +207,7 @@ def explorer(
     else:
         calls, seen = _capture(run, image)
         page = explorer_page(_choose(calls, block) if block else calls, seen, run.resolve().name)
-    write_file(output, page.encode())
+    write_text(output, page)
     typer.echo(f"wrote {output}")
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from irpe.profile.count import count_macs, count_parameters
 from irpe.train.build import build_model
-from irpe.train.checkpoint import write_text
+from irpe.files import write_text
 from irpe.train.classify import Classification
 from irpe.train.config import TrainConfig
 from irpe.train.engine import fit

@@ -1,52 +1,16 @@
-"""Files that are whole or not there: checkpoints of a run, and the room they need."""
+"""Checkpoints of a run, and the room they need."""
 
-import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 
+from irpe.files import write_whole
+
 _FORMAT = 1
-
-
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file beside its place and moves it there once all of it is on the disk.
-
-    Args:
-        path: Its place.
-        write: Writes the content.
-    """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
-    write_whole(path, lambda file: file.write(text.encode()))
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:

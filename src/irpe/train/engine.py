@@ -21,7 +21,8 @@ from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
-from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint, write_text
+from irpe.files import write_text
+from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint
 from irpe.train.config import RUN_FILE, TrainConfig
 from irpe.train.loading import Batches, Images, make_loader, seed_everything, train_sampler
 from irpe.train.logs import Logs, Monitor

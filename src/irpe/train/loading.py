@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+import timm
 import torch
 from timm.data.distributed_sampler import RepeatAugSampler
 from timm.data.transforms_factory import create_transform
@@ -242,4 +243,11 @@ def _mode(config: TrainConfig) -> str:
 
 
 def _colours(config: TrainConfig) -> dict[str, Any]:
-    return {} if config.channels == 3 else {"mean": (0.5,), "std": (0.5,)}
+    """Returns the mean and deviation that the model is for, averaged for grey images."""
+    model: Any = timm.get_pretrained_cfg(config.model)
+    if model is None:
+        raise ValueError(f"model {config.model!r} is not one of timm's")
+    values = {"mean": model.mean, "std": model.std}
+    if config.channels == 3:
+        return values
+    return {name: (sum(colours) / len(colours),) for name, colours in values.items()}

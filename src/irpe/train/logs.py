@@ -5,7 +5,7 @@ import io
 from pathlib import Path
 from typing import Any, Protocol
 
-from irpe.train.checkpoint import write_text
+from irpe.files import write_text
 from irpe.train.config import TrainConfig
 
 METRICS = "metrics.csv"

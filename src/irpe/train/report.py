@@ -15,7 +15,7 @@ import torch
 
 import irpe
 from irpe.train.ablate import MOVES, Cell, Cost, Result
-from irpe.train.checkpoint import write_text
+from irpe.files import write_text
 from irpe.viz.canvas import save_figure
 
 

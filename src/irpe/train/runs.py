@@ -15,7 +15,8 @@ from torch import nn
 from irpe.adapters.equip import equipment_of
 from irpe.adapters.keep import save_equipped
 from irpe.train.build import Weights, build_model, read_weights
-from irpe.train.checkpoint import load_checkpoint, write_whole
+from irpe.files import write_bytes
+from irpe.train.checkpoint import load_checkpoint
 from irpe.train.config import RUN_FILE, TrainConfig
 
 CHECKPOINT, MODEL = "checkpoint.pt", "model"
@@ -40,8 +41,7 @@ def save_model(directory: Path, model: nn.Module) -> None:
         save_equipped(model, place)
         return
     place.mkdir(exist_ok=True)
-    content = safetensors.torch.save(dict(model.state_dict()))
-    write_whole(place / _TENSORS, lambda file: file.write(content))
+    write_bytes(place / _TENSORS, safetensors.torch.save(dict(model.state_dict())))
 
 
 def load_run(directory: str | Path) -> nn.Module:

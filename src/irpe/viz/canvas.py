@@ -6,13 +6,13 @@ Figures are made without pyplot, so that no state outlives them and no display i
 import functools
 import io
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from torch import Tensor
 
+from irpe import files
 from irpe.extras import require
 
 if TYPE_CHECKING:
@@ -143,16 +143,8 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
             bbox_inches="tight",
             pad_inches=0.03,
         )
-    write_file(path, file.getvalue())
+    files.write_bytes(path, file.getvalue())
     return path
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a file beside its place and moves it there: it is complete or not there at all."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".irpe.") as scratch:
-        written = Path(scratch, path.name)
-        written.write_bytes(content)
-        written.replace(path)
 
 
 def check_place(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path:
@@ -165,8 +157,5 @@ def check_place(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path:
     path = Path(path)
     if path.suffix not in endings:
         raise ValueError(f"{path} must end with {' or '.join(endings)}")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {path.parent} does not exist: make it first")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file")
+    files.check_place(path)
     return path

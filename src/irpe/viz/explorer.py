@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from irpe.core.encodings import Encoding
 from irpe.core.index import Clip
 from irpe.core.methods import METHODS
 from irpe.core.spec import TARGETS, RPESpec
@@ -107,7 +108,12 @@ def _describe(call: CapturedAttention) -> dict[str, Any]:
     }
 
 
-def _describe_spec(spec: RPESpec) -> dict[str, Any]:
+def _describe_spec(spec: Encoding) -> dict[str, Any]:
+    if not isinstance(spec, RPESpec) or spec.tied:
+        raise ValueError(
+            f"the page knows encodings of the form METHOD-MODE-TARGETS, not {spec}: draw it with "
+            "irpe show weights, attention or locality"
+        )
     index = spec.index_function
     numbers: dict[str, object] = {"kind": "clip" if isinstance(index, Clip) else "piecewise"}
     return {
