@@ -58,6 +58,8 @@ def show(tmp_path, monkeypatch):
         ["weights", "RUN"],
         ["weights", "RUN", "--block", "-1", "--head", "0", "--head", "1"],
         ["attention", "RUN", "--patch", "1,5", "--head", "1"],
+        ["cost", "deit_tiny_patch16_224", "--resolutions", "224,384"],
+        ["cost", "deit_tiny_patch16_224", "--compare", "--rounds", "1", "-e", "shaw"],
         ["tables", "RUN", "--block", "1"],
         ["locality", "RUN"],
         ["training", "RUN"],

@@ -126,6 +126,21 @@ def test_autocast_gives_what_sdpa_gives(impl):
     torch.testing.assert_close(out.float(), encoding(q, k, v, grid=GRID), rtol=0.1, atol=0.1)
 
 
+def test_a_backward_pass_inside_autocast():
+    encoding = make_attention().rpe
+    q, k, v = torch.randn(3, 2, 4, 16, 8, requires_grad=True)
+
+    def gradients(is_inside):
+        q.grad = None
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = encoding(q, k, v, grid=GRID).float().square().sum()
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_inside):
+            loss.backward()
+        return q.grad
+
+    assert torch.equal(gradients(True), gradients(False))
+
+
 def test_gradient_checkpointing():
     attention, x = make_attention(attn_drop=0.3), tokens()
 

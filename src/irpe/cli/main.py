@@ -8,6 +8,7 @@ from irpe.extras import require
 
 def main() -> None:
     """Runs the program; an error that the user can mend is one line, not a traceback."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler speaks on stderr
     try:
         require("typer", "cli")
         require("rich", "cli")

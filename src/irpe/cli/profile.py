@@ -1,6 +1,5 @@
 """`irpe profile`: what encodings cost, in parameters, MACs, time and memory."""
 
-import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -51,7 +50,6 @@ def profile(
     ] = None,
 ) -> None:
     """Parameters, MACs, time and memory of a model with encodings."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler speaks on stderr
     if output is not None:
         check_place(output)
     measured = {"--resolution": resolution, "--batch": batch, "--rounds": rounds}

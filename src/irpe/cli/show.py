@@ -168,6 +168,38 @@ def locality(
     _write(figure, output)
 
 
+@app.command(epilog="Example: `irpe show cost --compare -e product-contextual-k -e shaw`")
+def cost(
+    model: Annotated[
+        str, typer.Argument(help="The model, by its timm name.")
+    ] = "deit_small_patch16_224",
+    output: Output = Path("cost.png"),
+    encoding: Annotated[
+        list[str] | None,
+        typer.Option("--encoding", "-e", help="An encoding; repeat it [product-contextual-k]."),
+    ] = None,
+    resolutions: Annotated[
+        str, typer.Option(help="Sides of the images, in pixels.")
+    ] = "224,384,512,768,1024",
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Extra time and memory instead (Fig. 10).")
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="Turns that --compare times.")] = 10,
+) -> None:
+    """What an encoding costs: extra MACs by resolution (Fig. 4), or time and memory (Fig. 10).
+
+    The numbers are those of `irpe profile --resolutions` and `irpe profile --compare`.
+    """
+    from irpe.viz.canvas import FORMATS, check_place
+
+    check_place(output, FORMATS)
+    encodings = encoding or ["product-contextual-k"]
+    if compare:
+        _write(_cost_bars(model, encodings, rounds), output)
+        return
+    _write(_cost_curves(model, encodings, _parse_sizes(resolutions)), output)
+
+
 @app.command(epilog="Example: `irpe show training runs/*`")
 def training(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
@@ -209,6 +241,37 @@ def explorer(
         page = explorer_page(_choose(calls, block) if block else calls, seen, run.resolve().name)
     write_text(output, page)
     typer.echo(f"wrote {output}")
+
+
+def _cost_curves(model: str, encodings: list[str], sizes: list[int]) -> "Figure":
+    from irpe.profile.resolutions import extra_macs_by_resolution
+    from irpe.viz import plot_cost_curves
+
+    curves: dict[str, list[int]] = {}
+    for encoding in encodings:
+        rows = extra_macs_by_resolution(model, encoding, sizes)
+        curves[f"{encoding}, direct"] = [row.direct for row in rows]
+        curves[f"{encoding}, efficient"] = [row.efficient for row in rows]
+    return plot_cost_curves(sizes, curves)
+
+
+def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":
+    from irpe.profile.cost import measure_costs
+    from irpe.viz import plot_cost_bars
+
+    costs = measure_costs(model, encodings, rounds=max(1, rounds))
+    plain = "the plain model"
+    names = [plain, *(cost.encoding for cost in costs[1:])]
+    times = {name: cost.time_ratio or 0.0 for name, cost in zip(names, costs, strict=True)}
+    memory = {name: float(cost.memory or 0) for name, cost in zip(names, costs, strict=True)}
+    return plot_cost_bars(times, memory, reference=plain)
+
+
+def _parse_sizes(text: str) -> list[int]:
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise ValueError(f"resolutions {text!r} are not understood: write 224,384") from None
 
 
 def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention], Any]":

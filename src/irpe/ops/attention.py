@@ -1,7 +1,6 @@
 """`rpe_attention`: checks its arguments, then hands them to one of the implementations."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -9,6 +8,7 @@ from torch import Tensor
 from irpe.core.buckets import BucketMap
 from irpe.ops.checks import check_arguments
 from irpe.ops.impl import efficient, folded, fused, reference
+from irpe.ops.precision import compute_dtype, without_autocast
 from irpe.ops.shapes import Mask, Pairs, ScalarTable, Tokens, VectorTable
 from irpe.ops.tables import Tables
 
@@ -65,11 +65,11 @@ def rpe_attention(
         )
     if impl != "auto" and impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl {impl!r} is not one of auto, {', '.join(IMPLEMENTATIONS)}")
-    dtype = _compute_dtype(q)
+    dtype = compute_dtype(q)
     mask = _four_dimensional(attn_mask, dtype)
     q, k, v, tables = q.to(dtype), k.to(dtype), v.to(dtype), tables.to(dtype)
     attention = IMPLEMENTATIONS[automatic_impl(q, maps) if impl == "auto" else impl]
-    with _without_autocast(q):
+    with without_autocast(q):
         return attention(q, k, v, maps, tables, mask, dropout_p, _scale(scale, q))
 
 
@@ -134,17 +134,3 @@ def _four_dimensional(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
         return None
     mask = mask[(None,) * (4 - mask.ndim)]
     return mask if mask.dtype == torch.bool else mask.to(dtype)
-
-
-def _compute_dtype(q: Tensor) -> torch.dtype:
-    """Returns the dtype that `scaled_dot_product_attention` would use, also under autocast."""
-    device = q.device.type
-    autocasts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if autocasts else q.dtype
-
-
-def _without_autocast(q: Tensor) -> AbstractContextManager[object]:
-    device = q.device.type
-    if not torch.amp.is_autocast_available(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)

@@ -14,9 +14,9 @@ from accelerate import Accelerator
 from PIL import Image
 from torch import Tensor, nn
 
+from irpe.files import write_text
 from irpe.profile.count import count_macs, count_parameters
 from irpe.train.build import build_model
-from irpe.files import write_text
 from irpe.train.classify import Classification
 from irpe.train.config import TrainConfig
 from irpe.train.engine import fit

@@ -44,23 +44,23 @@ def plot_cost_curves(resolutions: Sequence[int], macs: Mapping[str, Sequence[flo
 
 @styled
 def plot_cost_bars(
-    seconds: Mapping[str, float], megabytes: Mapping[str, float], reference: str
+    times: Mapping[str, float], memory: Mapping[str, float], reference: str
 ) -> "Figure":
     """Returns Fig. 10: time and memory of each encoding, relative to a reference.
 
     Args:
-        seconds: The time of one step, by encoding.
-        megabytes: The peak memory, by encoding.
+        times: The time of one step, by encoding, in any unit.
+        memory: The peak memory, by encoding, in any unit.
         reference: The name of the model without an encoding.
     """
-    names = [name for name in seconds if name != reference]
-    if reference not in seconds or set(seconds) != set(megabytes) or not names:
+    names = [name for name in times if name != reference]
+    if reference not in times or set(times) != set(memory) or not names:
         raise ValueError(
-            f"time of {', '.join(seconds)} and memory of {', '.join(megabytes)}: give both for the "
+            f"time of {', '.join(times)} and memory of {', '.join(memory)}: give both for the "
             f"same encodings and for the reference {reference!r}"
         )
     figure = new_figure(COLUMN, 2 * (0.5 * len(names) + 1.4))
-    measured = (seconds, "time"), (megabytes, "memory")
+    measured = (times, "time"), (memory, "memory")
     for (axes,), (values, label) in zip(panels(figure, 2, 1), measured, strict=True):
         extra = [100 * (values[name] / values[reference] - 1) for name in names]
         bars = axes.barh(names, extra, color=COLOURS[0] if label == "time" else COLOURS[4])

@@ -15,6 +15,7 @@ from torch import Tensor
 from irpe.core.buckets import BucketMap
 from irpe.ops.blockwise import Blockwise
 from irpe.ops.lookup import accumulation_dtype
+from irpe.ops.precision import without_autocast
 from irpe.ops.shapes import Mask, Tokens
 from irpe.ops.tables import Tables
 
@@ -104,7 +105,8 @@ def fused_attention_backward(
     """Returns the gradients of q, k, v, of all tables in order, and of the mask if it needs one."""
     tables = Tables(tuple(query_tables), tuple(key_tables), tuple(value_tables), tuple(bias_tables))
     call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale)
-    return call.backward(grad, weights, mask_needs_grad)
+    with without_autocast(q):  # a backward pass may run inside autocast
+        return call.backward(grad, weights, mask_needs_grad)
 
 
 @fused_attention_backward.register_fake
