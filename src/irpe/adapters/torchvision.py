@@ -36,9 +36,8 @@ class RPEShiftedWindowAttention(ShiftedWindowAttention):
         window, rows, columns = self.window_size, x.shape[1], x.shape[2]
         x = F.pad(x, (0, 0, 0, -columns % window[1], 0, -rows % window[0]))
         size = x.shape[1:3]
-        shift = [
-            0 if window[axis] >= size[axis] else self.shift_size[axis] for axis in range(len(size))
-        ]
+        axes = zip(self.shift_size, window, size, strict=True)
+        shift = [0 if width >= length else offset for offset, width, length in axes]
         rolled = torch.roll(x, (-shift[0], -shift[1]), dims=(1, 2))
         z = self._attend(_split(rolled, window), self._mask(size, shift, x))
         z = torch.roll(_join(z, size, window), (shift[0], shift[1]), dims=(1, 2))
