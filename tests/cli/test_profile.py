@@ -95,7 +95,7 @@ def test_the_papers_tables(irpe, monkeypatch):
         (["resnet18"], "cannot be equipped"),
         (["resnet18", "--compare", "--rounds", "0"], "cannot be equipped"),
         (["-o", "no/such/place.md"], "no/such does not exist"),
-        (["-o", "."], "is a directory"),
+        (["-o", "."], "is a folder"),
     ],
     ids=str,
 )

@@ -17,6 +17,8 @@ timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 from typer.testing import CliRunner  # noqa: E402
 
 from irpe.cli.app import app  # noqa: E402
+from irpe.train.build import build_model  # noqa: E402
+from irpe.train.config import TrainConfig  # noqa: E402
 
 METRICS = (
     "epoch,lr,train_loss,val_loss,top1,top5,seconds\n1,0.1,2,1.5,40,80,10\n2,0.1,1,1,60,90,10\n"
@@ -28,12 +30,19 @@ def run(tmp_path_factory):
     """The folder of a run on grey pictures of 28 x 28, on a grid of 7 x 7."""
     folder = tmp_path_factory.mktemp("runs") / "k"
     torch.manual_seed(0)
-    sizes = {"img_size": 28, "patch_size": 4, "in_chans": 1, "embed_dim": 32, "num_heads": 2}
-    model = timm.create_model("vit_tiny_patch16_224", depth=3, num_classes=10, **sizes)
-    irpe.equip(model, "product-contextual-k")
+    config = TrainConfig(
+        model="vit_tiny_patch16_224",
+        model_args={"patch_size": 4, "embed_dim": 32, "num_heads": 2, "depth": 3},
+        encoding="product-contextual-k",
+        image_size=28,
+        channels=1,
+        drop_path=0.0,
+    )
+    model = build_model(config, 10)
     for table in irpe.parameter_groups(model, 0.05)[1]["params"]:
         torch.nn.init.normal_(table, std=0.2)
-    irpe.save_equipped(model, folder)
+    irpe.save_equipped(model, folder / "model")
+    (folder / "run.json").write_text(config.to_json())
     (folder / "metrics.csv").write_text(METRICS)
     return folder
 

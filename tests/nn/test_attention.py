@@ -128,7 +128,7 @@ def test_autocast_gives_what_sdpa_gives(impl):
 
 def test_a_backward_pass_inside_autocast():
     encoding = make_attention().rpe
-    q, k, v = torch.randn(3, 2, 4, 16, 8, requires_grad=True)
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
 
     def gradients(is_inside):
         q.grad = None
