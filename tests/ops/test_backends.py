@@ -192,14 +192,15 @@ def test_operators_pass_torchs_own_check():
         0.0,
         0.5,
     )
-    for keeps_weights in (True, False):
-        torch.library.opcheck(fused.fused_attention, (*arguments, keeps_weights))
-    out, weights = fused.fused_attention(*arguments, True)
+    for grid in ([2, 3], []):
+        for keeps_weights in (True, False):
+            torch.library.opcheck(fused.fused_attention, (*arguments, grid, keeps_weights))
+    out, weights = fused.fused_attention(*arguments, grid, True)
     plain = [[x.detach() for x in a] if isinstance(a, list) else a for a in arguments]
     plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in plain]
     torch.library.opcheck(
         fused.fused_attention_backward,
-        (torch.randn_like(out), weights.detach(), *plain, True),
+        (torch.randn_like(out), weights.detach(), *plain, [2, 3], True),
     )
 
 

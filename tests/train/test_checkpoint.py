@@ -59,10 +59,10 @@ class Evil:
 
 def test_a_checkpoint_with_code_in_it_runs_nothing(tmp_path):
     torch.save({"format": 1, "model": Evil(tmp_path / "ran")}, tmp_path / "c.pt")
-    with pytest.raises(ValueError, match="damaged or holds more than tensors"):
+    with pytest.raises(ValueError, match="damaged, or holds more than tensors"):
         load_checkpoint(tmp_path / "c.pt")
     (tmp_path / "p.pt").write_bytes(pickle.dumps(Evil(tmp_path / "ran"), protocol=2))
-    with pytest.raises(ValueError, match="damaged or holds more than tensors"):
+    with pytest.raises(ValueError, match="damaged, or holds more than tensors"):
         load_checkpoint(tmp_path / "p.pt")
     assert not (tmp_path / "ran").exists()
 
@@ -71,7 +71,7 @@ def test_a_truncated_checkpoint(tmp_path):
     save_checkpoint(tmp_path / "c.pt", {"model": {"a": torch.randn(1000)}})
     content = (tmp_path / "c.pt").read_bytes()
     (tmp_path / "c.pt").write_bytes(content[:1000])
-    with pytest.raises(ValueError, match="damaged or holds more than tensors"):
+    with pytest.raises(ValueError, match="damaged, or holds more than tensors"):
         load_checkpoint(tmp_path / "c.pt")
 
 

@@ -166,8 +166,8 @@ def test_broken_images_up_to_a_fraction(tmp_path, broken, limit, fails):
     ("changes", "match"),
     [
         ({"batch_size": 64}, "batch_size = 64 is more than the 48 images"),
-        ({"device_batch_size": 3}, "device_batch_size = 3"),
-        ({"device_batch_size": 1, "mixup": 0.8}, "must be even for mixup"),
+        ({"device_batch_size": 3}, "parts of device_batch_size = 3: it must be a multiple of 3"),
+        ({"device_batch_size": 1, "mixup": 0.8}, "1 at a time on a device must be even"),
         ({"model": "no_such_model"}, "no_such_model"),
         ({"model_args": {"no_such": 1}}, "no_such"),
         ({"encoding": "product-contextual-z"}, "targets 'z'"),

@@ -7,6 +7,7 @@ import timm
 import torch
 from timm.layers.attention import Attention
 from timm.layers.drop import DropPath
+from timm.layers.mlp import Mlp
 from timm.models.swin_transformer import SwinTransformer, WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
@@ -242,6 +243,7 @@ def _put_absolute(vit: VisionTransformer, absolute: str) -> Undo:
 _ARGUMENTS = {
     "model_name", "num_classes", "in_chans", "img_size", "global_pool", "drop_path_rate", "depth",
     "embed_dim", "num_heads", "patch_size", "dynamic_img_size",
+    "mlp_ratio",
 }  # fmt: skip
 
 
@@ -271,6 +273,11 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
             "patch_size": embedding.patch_size[0],
             "dynamic_img_size": model.dynamic_img_size,
         }
+        blocks: Any = model.blocks
+        mlp: Any = getattr(blocks[0], "mlp", None)
+        if type(mlp) is Mlp:
+            first: Any = mlp.fc1
+            arguments["mlp_ratio"] = first.out_features / first.in_features
     return arguments
 
 

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from irpe.cli.fields import with_fields
-from irpe.cli.train import find_recipe
+from irpe.cli.train import STOPPED, find_recipe
 from irpe.extras import require
 from irpe.train.config import TrainConfig
 
@@ -21,7 +21,7 @@ EPILOG = """
 
 `irpe ablate` (six rows, two seeds, the embedded images; minutes on a laptop)
 
-`irpe ablate --data FOLDER --recipe laptop_64 --seeds 3` (your images)
+`irpe ablate --data FOLDER --seeds 3` (your images, with the budget of the recipe laptop_64)
 
 `irpe ablate --table 4 --grid 14` (the rows of the paper's Table 4 on 14 x 14 patches)
 
@@ -33,7 +33,10 @@ Stopped at any moment, the same command goes on where it was: finished cells are
 
 @with_fields
 def ablate(
-    recipe: Annotated[str, typer.Option(help="The budget of every cell.")] = "laptop",
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="The budget of every cell [laptop; with --data laptop_64]."),
+    ] = None,
     table: Annotated[
         int | None, typer.Option(help="Rows of the paper's Table 1, 2, 3 or 4.")
     ] = None,
@@ -54,7 +57,7 @@ def ablate(
     require("timm", "train")
     require("matplotlib", "viz")
     from irpe.train.ablate import measure_costs, plan, run_cells
-    from irpe.train.engine import StoppedError, make_accelerator
+    from irpe.train.engine import StoppedError
     from irpe.train.images import open_images
     from irpe.train.report import make_lines, sentences, write_report
 
@@ -62,17 +65,18 @@ def ablate(
     fixed = sorted({"encoding", "absolute", "seed"} & set(given))
     if fixed:
         raise ValueError(f"{', '.join(fixed)} differ from cell to cell: use --row and --seeds")
+    recipe = recipe or ("laptop_64" if "data" in given else "laptop")
     base = _with_grid(find_recipe(recipe).replace(**given), grid)
     title, rows = _choose_rows(table, buckets, row or [])
-    cells = plan(rows, base, seeds, output)
-    accelerator = make_accelerator(base.precision)
     data = open_images(base.data, base.root, base.holdout)
+    cells = plan(rows, base, seeds, data, output)
     console = Console(stderr=True, highlight=False)
     try:
         with LiveTable(cells, console) as live:
-            results = run_cells(cells, data, live, accelerator)
+            results = run_cells(cells, data, live)
     except StoppedError as stop:
-        sys.exit(f"{stop}; the same command goes on from there")
+        typer.echo(f"{stop}; the same command goes on from there", err=True)
+        sys.exit(STOPPED)
     with console.status("measuring what the rows cost"):
         lines = make_lines(results, measure_costs(cells, len(data[0].classes)))
     write_report(output / "report", title, lines, cells)
@@ -120,7 +124,7 @@ class LiveTable:
 
     def begin(self, cell: Any) -> "LiveTable":
         """A cell begins."""
-        self.progress.update(self.bar, description=cell.row.name, completed=0)
+        self.progress.reset(self.bar, description=cell.row.name)
         self.found[cell.row.name, cell.config.seed] = "..."
         self._show()
         return self

@@ -38,16 +38,21 @@ def evaluate(
     require("accelerate", "train")
     require("timm", "train")
     from irpe.train.engine import make_accelerator
+    from irpe.train.evaluate import check_broken
     from irpe.train.evaluate import evaluate as score_of
     from irpe.train.loading import eval_images
 
+    if batch_size < 1 or workers < 0:
+        raise ValueError(f"batch_size = {batch_size}, workers = {workers}: at least 1 and 0")
     accelerator = make_accelerator(precision)
     model, config = _load(path)
-    config = config.replace(**({"data": data} if data else {}), root=root or config.root)
-    source = _open(config, model)
+    if data is not None:
+        config = config.replace(data=data, root=root, holdout=0.0)
+    source = _open(config, model, is_own=data is None)
     score = score_of(
         model.to(accelerator.device), eval_images(source, config), accelerator, batch_size, workers
     )
+    check_broken(score, config.max_broken, config.data)
     if not accelerator.is_main_process:
         return
     if as_json:
@@ -71,8 +76,9 @@ def _load(path: Path) -> tuple[Any, TrainConfig]:
         return load_run(path), read_config(path)
     model: Any = irpe.load_equipped(path) if path.is_dir() else irpe.load_published(path)
     prepared: Any = model.pretrained_cfg
+    tag = prepared.get("tag")
     config = TrainConfig(
-        model=prepared["architecture"],
+        model=prepared["architecture"] + (f".{tag}" if tag else ""),
         data="",
         image_size=model.patch_embed.img_size[0],
         channels=model.in_chans,
@@ -81,12 +87,16 @@ def _load(path: Path) -> tuple[Any, TrainConfig]:
     return model, config
 
 
-def _open(config: TrainConfig, model: Any) -> Any:
-    from irpe.train.images import open_images
+def _open(config: TrainConfig, model: Any, is_own: bool) -> Any:
+    """Returns the validation images; those of a run's own data count the classes it trained."""
+    from irpe.train.images import open_images, open_split
 
     if not config.data:
         raise ValueError("--data is missing: the images to evaluate on")
-    source = open_images(config.data, config.root, config.holdout)[1]
+    if is_own:
+        source = open_images(config.data, config.root, config.holdout)[1]
+    else:
+        source = open_split(config.data, "val", config.root)
     if len(source.classes) != model.num_classes:
         raise ValueError(
             f"{config.data} has {len(source.classes)} classes, the model {model.num_classes}"

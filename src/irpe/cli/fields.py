@@ -21,11 +21,10 @@ def with_fields(command: Callable[..., None]) -> Callable[..., None]:
     """
     own = list(inspect.signature(command).parameters.values())[:-1]
     names = [field.name for field in dataclasses.fields(TrainConfig)]
-    taken = {parameter.name for parameter in own}
     options = [_option(field) for field in dataclasses.fields(TrainConfig)]
 
     def run(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in names if name not in taken}
+        given = {name: arguments.pop(name) for name in names}
         changes = {name: value for name, value in given.items() if value is not None}
         for name in _OPTIONAL & set(changes):
             changes[name] = None if changes[name] == "none" else changes[name]
@@ -33,7 +32,7 @@ def with_fields(command: Callable[..., None]) -> Callable[..., None]:
             changes["model_args"] = _read_json(changes["model_args"])
         command(**arguments, changes=changes)
 
-    parameters = [*own, *(option for option in options if option.name not in taken)]
+    parameters = [*own, *options]
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__
     vars(run)["__signature__"] = inspect.Signature(parameters)

@@ -15,7 +15,7 @@ def main() -> None:
         from irpe.cli.app import app
 
         app(prog_name="irpe")
-    except (ValueError, OSError, ModuleNotFoundError) as error:
+    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         if os.environ.get("IRPE_TRACEBACK"):
             raise
         sys.exit(f"irpe: {error}")

@@ -15,7 +15,7 @@ from irpe.extras import require
 from irpe.recipes.classification import RECIPES
 from irpe.train.config import TrainConfig
 
-_STOPPED = 143  # what a shell reports for a program that SIGTERM ended
+STOPPED = 143  # what a shell reports for a program that SIGTERM ended
 
 EPILOG = """
 **Examples**
@@ -53,44 +53,49 @@ def train(
 
         if recipe or changes or output:
             raise ValueError("--resume takes everything from the run: give nothing beside it")
-        _run(read_config(resume), resume)
+        _run(read_config(resume), resume, is_new=False)
         return
     config = find_recipe(recipe).replace(**(changes or {}))
     directory = output or Path("runs") / str(recipe)
-    if directory.exists() and any(directory.iterdir()):
-        raise ValueError(
-            f"{directory} is not empty: go on with --resume {directory}, or choose another --output"
-        )
-    _run(config, directory)
+    _run(config, directory, is_new=True)
 
 
 def find_recipe(name: str | None) -> TrainConfig:
     """Returns the configuration of a recipe."""
+    if name is None:
+        raise ValueError(f"name a recipe: {', '.join(RECIPES)}; irpe train --list tells of them")
     if name not in RECIPES:
-        near = difflib.get_close_matches(str(name), RECIPES, n=1)
+        near = difflib.get_close_matches(name, RECIPES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"recipe {name!r} is not one of {', '.join(RECIPES)}{hint}")
     return RECIPES[name]()
 
 
-def _run(config: TrainConfig, directory: Path) -> None:
+def _run(config: TrainConfig, directory: Path, is_new: bool) -> None:
     from irpe.cli.monitor import ProgressMonitor
     from irpe.train.classify import Classification
     from irpe.train.engine import StoppedError, fit, make_accelerator
     from irpe.train.images import open_images
+    from irpe.train.runs import CHECKPOINT
 
     accelerator = make_accelerator(config.precision)
-    task = Classification(config, *open_images(config.data, config.root, config.holdout))
     is_shown = accelerator.is_main_process
+    if is_new and is_shown and any(directory.glob("[!.]*")):
+        raise ValueError(
+            f"{directory} is not empty: go on with --resume {directory}, or choose another --output"
+        )
+    if (directory / CHECKPOINT).exists():
+        config = config.replace(initial=None)  # the checkpoint has them
+    with accelerator.local_main_process_first():  # which may fetch the data
+        data = open_images(config.data, config.root, config.holdout)
+    task = Classification(config, *data)
     try:
         with ProgressMonitor(is_shown) as monitor:
             fit(task, directory, monitor, accelerator)
     except StoppedError as stop:
         if is_shown:
             typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
-        sys.exit(_STOPPED)
-    except FloatingPointError as error:
-        sys.exit(f"irpe: {error}")
+        sys.exit(STOPPED)
     if is_shown:
         typer.echo(f"trained model in {directory / 'model'}, table of epochs in metrics.csv")
 

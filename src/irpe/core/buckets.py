@@ -31,6 +31,7 @@ class BucketMap:
         groups: For maps that depend on one axis alone, which of its coordinates each token has:
             tokens of one group have equal rows and columns in `ids`.
         representatives: One token of each group.
+        grid: For such maps, the shape of the grid; the tokens before it are prefix tokens.
 
     Attributes:
         num_used_buckets: How many rows are used on this grid: the k of the cost.
@@ -42,6 +43,7 @@ class BucketMap:
     num_buckets: int
     groups: Int[Tensor, " tokens"] | None = field(default=None, repr=False)
     representatives: Int[Tensor, " groups"] | None = field(default=None, repr=False)
+    grid: tuple[int, ...] | None = None
     num_used_buckets: int = field(init=False)
     used_rows: Int[Tensor, " used"] = field(init=False, repr=False)
     compact_ids: Int[Tensor, "query key"] = field(init=False, repr=False)
@@ -171,7 +173,7 @@ def _build_map(
     if axis is None:
         return BucketMap(ids, num_buckets)
     groups, representatives = _groups(grid, num_prefix_tokens, axis)
-    return BucketMap(ids, num_buckets, groups, representatives)
+    return BucketMap(ids, num_buckets, groups, representatives, grid.shape)
 
 
 def _groups(grid: Grid, num_prefix_tokens: int, axis: int) -> tuple[Tensor, Tensor]:

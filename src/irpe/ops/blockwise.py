@@ -4,6 +4,7 @@ Only lookups, bucket sums and the two products of attention itself happen inside
 """
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from irpe.ops.axes import Axis
 from irpe.ops.lookup import accumulation_dtype, bucket_sum, lookup
 from irpe.ops.shapes import Mask, Pairs, Tokens
 from irpe.ops.tables import Tables, shares
@@ -33,6 +35,7 @@ class Blockwise:
         seed: From which the dropped weights are drawn, again in each pass.
         dropout_p: The probability with which a weight is dropped.
         scale: What the scores are multiplied with.
+        grid: The shape of the grid if each map depends on one axis of it, else nothing.
     """
 
     def __init__(
@@ -46,7 +49,9 @@ class Blockwise:
         seed: Tensor | None,
         dropout_p: float,
         scale: float,
+        grid: Sequence[int] = (),
     ) -> None:
+        self.axes = _axes(tuple(grid), k.shape[2], len(ids))
         self.out_dtype, self.dtype = q.dtype, accumulation_dtype(q.dtype)
         self.q = torch.mul(q, scale, out=torch.empty(q.shape, dtype=self.dtype, device=q.device))
         self.k, self.v = k.to(self.dtype), v.to(self.dtype)
@@ -179,8 +184,8 @@ class Blockwise:
     def _terms(self, x: Tokens, tables: Sequence[Tensor], by_key: bool = False) -> list[Term]:
         its_share = shares(tables, x.shape[-1])
         return [
-            make_term(x[..., share], table, ids, by_key)
-            for table, ids, share in zip(tables, self.ids, its_share, strict=False)
+            make_term(x[..., share], table, ids, by_key, axis)
+            for table, ids, share, axis in zip(tables, self.ids, its_share, self.axes, strict=False)
         ]
 
     def _blocks(self, numbers: int) -> Iterator[Block]:
@@ -205,6 +210,14 @@ class Blockwise:
     def _lay_out(self) -> None:
         """Lays keys and values out for matrix products; PyTorch's kernel takes any layout."""
         self.k, self.v = self.k.contiguous(), self.v.contiguous()
+
+
+def _axes(grid: tuple[int, ...], num_keys: int, num_maps: int) -> list[Axis | None]:
+    """Returns the axis that each map depends on."""
+    if not grid:
+        return [None] * num_maps
+    prefix = num_keys - math.prod(grid)
+    return [Axis(grid, number, prefix) for number in range(num_maps)]
 
 
 def _add_combinations(out: Tokens, terms: Sequence[Term], tables: Sequence[Tensor]) -> None:

@@ -11,8 +11,10 @@ these three carry keys, queries and values, forward and backward. For queries th
 is the key: `by_key`.
 
 `BucketTerm` multiplies the rows that are used and looks the rest up, n k d + n^2 operations
-(Eq. 27-28). `PairTerm` multiplies the row of each pair, n^2 d operations, which is less where more
-rows are used than there are keys. Both work on any block of pairs and collect sums over blocks.
+(Eq. 27-28); where the row depends on one axis of the grid, there is one look-up for each of its
+coordinates instead of each key. `PairTerm` multiplies the row of each pair, n^2 d operations, which
+is less where more rows are used than there are keys. Both work on any block of pairs and collect
+sums over blocks.
 """
 
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from irpe.ops.axes import Axis
 from irpe.ops.lookup import bucket_sum, lookup
 from irpe.ops.shapes import Ids, Pairs, Tokens, VectorTable
 
@@ -42,9 +45,12 @@ class BucketTerm:
     table: VectorTable
     ids: Ids
     by_key: bool
+    axis: Axis | None = None
 
     def __post_init__(self) -> None:
         self.sums: Float[Tensor, "batch heads tokens rows"] | None = None
+        if self.axis is not None:
+            self.ids = self.axis.narrow_ids(self.ids)
 
     @cached_property
     def z(self) -> Float[Tensor, "batch heads tokens rows"]:
@@ -54,11 +60,14 @@ class BucketTerm:
     def products(self, block: Block) -> Pairs:
         """Returns x . r_ij for the pairs of a block."""
         z = self.z[_owners(block, self.by_key)]
-        return lookup(z, self.ids[block.queries], _owner(self.by_key))  # Eq. 28
+        found = lookup(z, self.ids[block.queries], _owner(self.by_key))  # Eq. 28
+        return found if self.axis is None else self.axis.spread(found)
 
     def collect(self, block: Block, pairs: Pairs) -> None:
         """Adds the pairs of a block to the sums."""
         ids, rows = self.ids[block.queries], self.table.shape[1]
+        if self.axis is not None:
+            pairs = self.axis.collect(pairs)
         sums = bucket_sum(pairs, ids, rows, _owner(self.by_key))
         shape = torch.Size((*self.x.shape[:3], rows))
         if self.sums is None and sums.shape == shape:
@@ -124,9 +133,21 @@ class PairTerm:
 Term = BucketTerm | PairTerm
 
 
-def make_term(x: Tokens, table: VectorTable, ids: Ids, by_key: bool = False) -> Term:
-    """Returns the term of the kind that takes fewer operations."""
-    return (PairTerm if uses_pairs(table, ids) else BucketTerm)(x, table, ids, by_key)
+def make_term(
+    x: Tokens, table: VectorTable, ids: Ids, by_key: bool = False, axis: Axis | None = None
+) -> Term:
+    """Returns the term of the kind that takes fewer operations.
+
+    Args:
+        x: The tokens.
+        table: The table.
+        ids: The row of each pair.
+        by_key: Whether the token of a pair is the key.
+        axis: What the row depends on, if that is one axis of the grid.
+    """
+    if uses_pairs(table, ids):
+        return PairTerm(x, table, ids, by_key)
+    return BucketTerm(x, table, ids, by_key, None if by_key else axis)
 
 
 def uses_pairs(table: Tensor, ids: Ids) -> bool:

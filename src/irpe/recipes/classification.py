@@ -86,7 +86,7 @@ def swin_tiny() -> TrainConfig:
 def cars() -> TrainConfig:
     """DeiT-B fine-tuned on Stanford Cars at 224.
 
-    Command: irpe train cars --data CARS --initial RUN_OR_FILE_OF_DEIT_BASE
+    Command: irpe train cars --data CARS --initial RUN_OR_CONVERTED_DEIT_BASE
     Cost: 300 epochs of 8,144 images, hours on one GPU.
     Score: in the paper 92.1 without an encoding, 93.4 with K.
     """
@@ -98,7 +98,7 @@ def cars() -> TrainConfig:
 def cub() -> TrainConfig:
     """DeiT-B fine-tuned on CUB-200-2011 at 224.
 
-    Command: irpe train cub --data CUB --initial RUN_OR_FILE_OF_DEIT_BASE
+    Command: irpe train cub --data CUB --initial RUN_OR_CONVERTED_DEIT_BASE
     Cost: 300 epochs of 5,994 images, hours on one GPU.
     Score: in the paper 83.4 without an encoding, 84.9 with K.
     """
@@ -134,13 +134,19 @@ def laptop() -> TrainConfig:
     """
     return TrainConfig(
         model="vit_tiny_patch16_224",
-        model_args={"patch_size": 4, "embed_dim": 64, "depth": 3, "num_heads": 2},
+        model_args={
+            "patch_size": 4,
+            "embed_dim": 48,
+            "depth": 3,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+        },
         image_size=28,
         channels=1,
         crop=1.0,
-        epochs=8,
+        epochs=6,
         batch_size=50,
-        lr=2e-3,
+        lr=3e-3,
         warmup_epochs=1,
         label_smoothing=0.0,
         drop_path=0.0,

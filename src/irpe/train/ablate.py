@@ -3,9 +3,9 @@
 import dataclasses
 import hashlib
 import json
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,16 +16,18 @@ from torch import Tensor, nn
 
 from irpe.files import write_text
 from irpe.profile.count import count_macs, count_parameters
+from irpe.profile.measure import interleaved
 from irpe.train.build import build_model
 from irpe.train.classify import Classification
 from irpe.train.config import TrainConfig
-from irpe.train.engine import fit
+from irpe.train.engine import fit, make_accelerator
 from irpe.train.images import Source
 from irpe.train.loading import Batch, Batches, EveryImage, Images, make_loader
 from irpe.train.logs import Monitor
 
 MOVES = (0, 1, 2)
 _RESULT = "result.json"
+_MOST_TIMED = 64  # images in a step that is timed, on the CPU
 _DIRECTIONS = ((0, 1), (1, 0), (0, -1), (-1, 0))
 
 
@@ -69,14 +71,12 @@ class Result:
         hits: For images moved by 0, 1 and 2 patches: a digit for each test image, 1 if it was told
             right.
         top5: Percent of the images as they are with the right class among the first five.
-        seconds: How long the training took.
     """
 
     row: str
     seed: int
     hits: tuple[str, ...]
     top5: float
-    seconds: float
 
     def top1(self, moved: int = 0) -> float:
         """Returns the percent of images told right, moved by some patches."""
@@ -90,7 +90,7 @@ class Cost:
     Args:
         parameters: Numbers that are learned.
         macs: Multiply-accumulates for one image.
-        step: Seconds of a training step, the best of some rounds that alternate between the rows.
+        step: Seconds of a forward and a backward pass over a batch, the best of some turns.
     """
 
     parameters: int
@@ -110,37 +110,50 @@ class Table(Protocol):
         ...
 
 
-def plan(rows: Sequence[Row], base: TrainConfig, seeds: int, directory: Path) -> list[Cell]:
-    """Returns the cells, one seed after the other."""
+def plan(
+    rows: Sequence[Row],
+    base: TrainConfig,
+    seeds: int,
+    data: tuple[Source, Source],
+    directory: Path,
+) -> list[Cell]:
+    """Returns the cells, one seed after the other.
+
+    Args:
+        rows: What is compared.
+        base: The budget of every cell.
+        seeds: How many runs each row gets.
+        data: The images to train on, and those to evaluate on.
+        directory: Where the cells are kept, another place for each configuration and data.
+    """
     if seeds < 1:
         raise ValueError(f"seeds = {seeds} must be at least 1")
+    if len({row.name for row in rows}) < len(rows):
+        raise ValueError(f"rows {', '.join(row.name for row in rows)}: two have the same name")
+    images = [(len(source), list(source.classes)) for source in data]
     cells: list[Cell] = []
     for seed in range(seeds):
         for row in rows:
             config = base.replace(encoding=row.encoding, absolute=row.absolute, seed=seed)
-            key = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
+            content = config.to_json() + json.dumps(images)
+            key = hashlib.sha256(content.encode()).hexdigest()[:8]
             name = "".join(c if c.isalnum() else "-" for c in row.name)
             cells.append(Cell(row, config, directory / "cells" / f"{name}-{seed}-{key}"))
     return cells
 
 
-def run_cells(
-    cells: Sequence[Cell], data: tuple[Source, Source], table: Table, accelerator: Accelerator
-) -> list[Result]:
+def run_cells(cells: Sequence[Cell], data: tuple[Source, Source], table: Table) -> list[Result]:
     """Runs every cell that has not ended yet, and returns the results of all.
 
     Args:
         cells: The cells.
         data: The images to train on, and those to evaluate on.
         table: Is told how it goes.
-        accelerator: The process.
     """
-    if accelerator.num_processes > 1:
-        raise ValueError("an ablation runs in one process: start it without torchrun")
     results: list[Result] = []
     for cell in cells:
         monitor = table.begin(cell)
-        result = _read_result(cell) or _run_cell(cell, data, monitor, accelerator)
+        result = _read_result(cell) or _run_cell(cell, data, monitor)
         table.end(cell, result)
         results.append(result)
     return results
@@ -151,26 +164,28 @@ def measure_costs(cells: Sequence[Cell], num_classes: int, rounds: int = 10) -> 
     first = {cell.row.name: cell for cell in reversed(cells)}
     models = {name: build_model(cell.config, num_classes) for name, cell in first.items()}
     config = cells[0].config
-    shape = config.channels, config.image_size, config.image_size
-    images = torch.randn(config.batch_size, *shape)
-    best = dict.fromkeys(models, float("inf"))
-    for _ in range(rounds):
-        for name, model in models.items():
-            best[name] = min(best[name], _time_step(model.train(), images))
+    count = min(config.device_batch_size or config.batch_size, _MOST_TIMED)
+    images = torch.randn(count, config.channels, config.image_size, config.image_size)
+    best = interleaved(
+        {name: partial(_step, model.train(), images) for name, model in models.items()}, rounds
+    )
     return {
         name: Cost(count_parameters(model), count_macs(model, images[:1]), best[name])
         for name, model in models.items()
     }
 
 
-def make_mover(patches: int, patch_size: int, black: float) -> Callable[[Tensor], Tensor]:
+def make_mover(patches: int, patch_size: int, black: Tensor) -> Callable[[Tensor], Tensor]:
     """Returns a function that moves images by some patches: each one right, down, left or up.
 
-    What comes into view is black.
+    Args:
+        patches: How far.
+        patch_size: The side of a patch in pixels.
+        black: What comes into view, a number for each channel.
     """
 
     def move(images: Tensor) -> Tensor:
-        moved = torch.full_like(images, black)
+        moved = black.to(images).view(-1, 1, 1).expand_as(images).contiguous()
         for number, (down, right) in enumerate(_DIRECTIONS):
             dy, dx = (patches * patch_size * step for step in (down, right))
             height, width = images.shape[-2:]
@@ -185,14 +200,19 @@ def make_mover(patches: int, patch_size: int, black: float) -> Callable[[Tensor]
 
 
 def find_hits(
-    model: nn.Module, images: Images, moves: Sequence[int], device: torch.device, workers: int = 0
+    model: nn.Module,
+    images: Images,
+    moves: Sequence[int],
+    accelerator: Accelerator,
+    workers: int = 0,
 ) -> tuple[str, ...]:
     """Returns, for images moved by some patches, which of them the model tells right."""
+    device = accelerator.device
     embedding: Any = model.get_submodule("patch_embed")
-    black = images.transform(Image.new(images.mode, (8, 8))).min().item()
+    black = images.transform(Image.new(images.mode, (8, 8)))[:, 0, 0]
     movers = [make_mover(count, embedding.patch_size[0], black) for count in moves]
     hits: list[list[bool]] = [[] for _ in moves]
-    with torch.no_grad():
+    with torch.no_grad(), accelerator.autocast():
         for batch in _batches(images, workers):
             readable = ~batch.broken
             pixels, labels = batch.images[readable].to(device), batch.labels[readable].to(device)
@@ -207,16 +227,15 @@ def _batches(images: Images, workers: int) -> Iterator[Batch]:
     return map(Batch._make, loader)
 
 
-def _run_cell(
-    cell: Cell, data: tuple[Source, Source], monitor: Monitor, accelerator: Accelerator
-) -> Result:
+def _run_cell(cell: Cell, data: tuple[Source, Source], monitor: Monitor) -> Result:
+    accelerator = make_accelerator(cell.config.precision)
+    if accelerator.num_processes > 1:
+        raise ValueError("an ablation runs in one process: start it without torchrun")
     task = Classification(cell.config, *data)
-    started = time.perf_counter()
     model = fit(task, cell.directory, monitor, accelerator).eval()
-    seconds = time.perf_counter() - started
-    hits = find_hits(model, task.val_images, MOVES, accelerator.device, cell.config.workers)
+    hits = find_hits(model, task.val_images, MOVES, accelerator, cell.config.workers)
     top5 = task.evaluate(model, accelerator)["top5"]
-    result = Result(cell.row.name, cell.config.seed, hits, top5, seconds)
+    result = Result(cell.row.name, cell.config.seed, hits, top5)
     write_text(cell.directory / _RESULT, json.dumps(dataclasses.asdict(result)) + "\n")
     return result
 
@@ -233,9 +252,6 @@ def _read_result(cell: Cell) -> Result | None:
         raise ValueError(f"{path} is damaged: {error!r}; remove {cell.directory}") from error
 
 
-def _time_step(model: nn.Module, images: Tensor) -> float:
-    started = time.perf_counter()
-    model(images).square().mean().backward()
-    seconds = time.perf_counter() - started
+def _step(model: nn.Module, images: Tensor) -> None:
     model.zero_grad()
-    return seconds
+    model(images).square().mean().backward()

@@ -32,7 +32,7 @@ def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
     }
     try:
         model = timm.create_model(config.model, config.initial == "pretrained", **arguments)
-    except (RuntimeError, TypeError) as error:
+    except (AssertionError, RuntimeError, TypeError) as error:
         raise ValueError(f"model {config.model!r} with {arguments}: {error}") from error
     if (config.encoding, config.absolute, config.builtin_bias) != ("none", "keep", "keep"):
         equip(model, config.encoding, absolute=config.absolute, builtin_bias=config.builtin_bias)
@@ -57,7 +57,10 @@ def read_weights(path: Path) -> Weights:
         except SafetensorError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
     content = read_torch(path)
-    return content.get("model", content)
+    weights: Any = content.get("model", content) if isinstance(content, dict) else content
+    if not isinstance(weights, dict):
+        raise ValueError(f"{path} holds a {type(weights).__name__}, no weights by their names")
+    return weights
 
 
 def start_from(model: nn.Module, weights: Weights, name: str) -> None:

@@ -28,8 +28,10 @@ def read_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, KeyError, ValueError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0] if str(error) else repr(error)
-        raise ValueError(f"{path} is damaged or holds more than tensors: {reason}") from error
+        raise ValueError(
+            f"{path} is damaged, or holds more than tensors, numbers and texts "
+            f"({type(error).__name__})"
+        ) from error
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from irpe.train.build import build_model
 from irpe.train.config import TrainConfig
-from irpe.train.evaluate import evaluate
+from irpe.train.evaluate import check_broken, evaluate
 from irpe.train.images import Source
 from irpe.train.loading import Batch, Images, eval_images, train_images
 
@@ -67,4 +67,10 @@ class Classification:
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Returns the numbers of a row of the run's table."""
         score = evaluate(model, self.val_images, accelerator, workers=self.config.workers)
-        return {"val_loss": score.loss, "top1": score.top1, "top5": score.top5}
+        check_broken(score, self.config.max_broken, "val")
+        return {
+            "val_loss": score.loss,
+            "top1": score.top1,
+            "top5": score.top5,
+            "val_broken": score.num_broken,
+        }

@@ -42,7 +42,7 @@ class TrainConfig:
 
     epochs: int = _help("Passes over the data.", 300)
     batch_size: int = _help("Images of one step, over all devices.", 1024)
-    device_batch_size: int = _help("Images at a time on a device; 0: all of its share.", 0)
+    device_batch_size: int = _help("Most images at a time on a device; 0: all of its share.", 0)
     lr: float = _help("Highest learning rate.", 1e-3)
     min_lr: float = _help("Learning rate at the end.", 1e-5)
     warmup_lr: float = _help("Learning rate at the start.", 1e-6)
@@ -55,7 +55,7 @@ class TrainConfig:
     drop_path: float = _help("Rate of stochastic depth.", 0.1)
     auto_augment: str = _help("timm's name of an augmentation policy; '': none.", "")
     color_jitter: float = _help("Strength of colour jitter.", 0.0)
-    min_scale: float = _help("Smallest part of an image that a crop shows; 1: all of it.", 1.0)
+    min_scale: float = _help("Smallest part that a random crop shows; 1: no such crop.", 1.0)
     flip: float = _help("Probability of a horizontal flip.", 0.5)
     erasing: float = _help("Probability of random erasing.", 0.0)
     mixup: float = _help("Strength of mixup; 0: none.", 0.0)
@@ -89,6 +89,9 @@ class TrainConfig:
             "ema_decay", "crop",
         ):  # fmt: skip
             _check_range(self, name, 0, 1)
+        for name in ("label_smoothing", "ema_decay"):
+            if getattr(self, name) == 1:
+                raise ValueError(f"{name} = 1 must be less than 1")
         if self.warmup_epochs >= self.epochs:
             raise ValueError(
                 f"warmup_epochs = {self.warmup_epochs} must be less than epochs = {self.epochs}"

@@ -108,18 +108,26 @@ class Trainer:
         self._plan_batches()
         self._build()
         self._restore()
+        self._check_processes()
+        if self.accelerator.is_main_process and not (directory / RUN_FILE).exists():
+            write_text(directory / RUN_FILE, self.config.to_json())
 
     def _plan_batches(self) -> None:
         """Splits the batch of a step between the processes, and each share into parts."""
         config, processes = self.config, self.accelerator.num_processes
         share, rest = divmod(config.batch_size, processes)
-        self.part = config.device_batch_size or share
-        self.parts, rest_of_share = divmod(share, self.part)
-        if rest or rest_of_share or (self.part % 2 and (config.mixup or config.cutmix)):
+        self.part = min(config.device_batch_size or share, share)
+        if rest or share % self.part:
             raise ValueError(
-                f"batch_size = {config.batch_size} must be {processes} processes times a whole "
-                f"number times device_batch_size = {self.part}, which must be even for mixup"
+                f"batch_size = {config.batch_size} cannot be shared by {processes} processes in "
+                f"parts of device_batch_size = {self.part}: it must be a multiple of "
+                f"{processes * self.part}"
             )
+        if self.part % 2 and (config.mixup or config.cutmix):
+            raise ValueError(
+                f"mixup and cutmix pair images: {self.part} at a time on a device must be even"
+            )
+        self.parts = share // self.part
         count = len(self.task.images.source)
         self.steps = len(self._sampler(0)) // share
         if not self.steps:
@@ -161,9 +169,14 @@ class Trainer:
         if self.accelerator.is_main_process:
             numbers = sum(p.numel() for p in self.raw.parameters())
             check_room(self.directory, 4 * numbers * (4 if self.config.ema_decay else 3))
-            if not (self.directory / RUN_FILE).exists():
-                write_text(self.directory / RUN_FILE, self.config.to_json())
+            for left in self.directory.glob(f".{CHECKPOINT}.*"):  # by a run that was killed
+                left.unlink()
         self.accelerator.wait_for_everyone()
+
+    def _check_processes(self) -> None:
+        """Raises an error unless all processes have read the same checkpoint."""
+        if self.accelerator.num_processes > 1 and len(set(gather_object([self.done]))) > 1:
+            raise ValueError(f"the processes do not share {self.directory}: all nodes must see it")
 
     def run(self, stopped: threading.Event) -> None:
         """Trains until the end, or until it is asked to stop."""
@@ -200,6 +213,7 @@ class Trainer:
             if self.step % self.config.save_every == 0 and self.step < self.steps:
                 self.save()
         seconds = time.perf_counter() - started
+        self.save()  # evaluation may take long
         self._end_epoch(seconds, (self.steps - first) * self.config.batch_size / seconds, logs)
 
     def _run_step(self, contents: Iterator[Any]) -> float:
@@ -226,12 +240,14 @@ class Trainer:
         return total
 
     def _end_epoch(self, seconds: float, speed: float, logs: Logs) -> None:
+        losses = [self.sum_of_losses]
         if self.accelerator.num_processes > 1:
             self._note_broken(gather_object(sorted(self.broken)))
+            losses = gather_object(losses)
         row = {
             "epoch": self.epoch + 1,
             "lr": self._lr(),
-            "train_loss": self.sum_of_losses / self.steps,
+            "train_loss": sum(losses) / len(losses) / self.steps,
             **self.task.evaluate(self.kept_model(), self.accelerator),
             "seconds": seconds,
             "images_per_second": speed,
@@ -279,6 +295,11 @@ class Trainer:
 
     def save(self) -> None:
         """Writes the checkpoint, from the first process."""
+        if not all(bool(p.isfinite().all()) for p in self.raw.parameters()):
+            raise FloatingPointError(
+                f"the weights are no numbers any more in epoch {self.epoch + 1}, step {self.step}; "
+                "the last checkpoint is untouched: lower lr, or set clip_grad"
+            )
         if self.accelerator.is_main_process:
             state: dict[str, Any] = {
                 "model": self.raw.state_dict(),
@@ -320,7 +341,7 @@ class Trainer:
 
 @contextmanager
 def _stop_signals() -> Generator[threading.Event]:
-    """Turns SIGTERM and SIGINT into a request to stop; a second one ends the program at once."""
+    """Turns SIGTERM and SIGINT into a request to stop; a second SIGINT ends the program at once."""
     stopped = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
@@ -329,7 +350,8 @@ def _stop_signals() -> Generator[threading.Event]:
 
     def ask(number: int, frame: object) -> None:
         stopped.set()
-        signal.signal(number, before[number])
+        if number == signal.SIGINT:  # a launcher may send SIGTERM twice, a user means it
+            signal.signal(number, before[number])
 
     for number in _STOPS:
         signal.signal(number, ask)

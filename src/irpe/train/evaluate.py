@@ -1,11 +1,11 @@
 """Top-1 and top-5 of a classifier, each image counted once however many processes there are."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -37,7 +37,6 @@ def evaluate(
     accelerator: Accelerator,
     batch_size: int = 256,
     workers: int = 0,
-    change: Callable[[Tensor], Tensor] | None = None,
 ) -> Score:
     """Returns the score of a model on images; the model is in eval mode afterwards.
 
@@ -47,7 +46,6 @@ def evaluate(
         accelerator: Tells which process this is.
         batch_size: Images at a time.
         workers: Processes that read images.
-        change: What becomes of a batch of images before the model sees it.
     """
     share = EveryImage(len(images.source), accelerator.num_processes, accelerator.process_index)
     loader = make_loader(images, Batches(share, 0, batch_size, drops_last=False), workers)
@@ -55,10 +53,21 @@ def evaluate(
     model.eval()
     with torch.no_grad(), accelerator.autocast():
         for batch in map(Batch._make, loader):
-            pixels = batch.images.to(accelerator.device)
-            logits = model(pixels if change is None else change(pixels))
+            logits = model(batch.images.to(accelerator.device))
             sums += _count(logits.float().cpu(), batch)
-    return _score(accelerator.reduce(sums.to(accelerator.device), "sum"))
+    if accelerator.num_processes > 1:
+        sums = torch.tensor(gather_object([sums.tolist()]), dtype=torch.float64).sum(0)
+    return _score(sums)
+
+
+def check_broken(score: Score, limit: float, name: str) -> None:
+    """Raises an error if more than a fraction of the images could not be read."""
+    count = score.num_images + score.num_broken
+    if score.num_broken > limit * count:
+        raise ValueError(
+            f"{score.num_broken} of {count} images of {name} cannot be read, more than max_broken "
+            f"= {limit}"
+        )
 
 
 def _count(logits: Tensor, batch: Batch) -> Tensor:

@@ -173,7 +173,7 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
         holdout: The fraction to hold out if there is but one folder of classes.
     """
     if holdout:
-        whole = _open_whole(data, root)
+        whole = _open_whole(data)
         train, val = _split(len(whole), holdout)
         return Part(whole, train, whole.classes), Part(whole, val, whole.classes)
     train, val = open_split(data, "train", root), open_split(data, "val", root)
@@ -197,12 +197,9 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
             f"data {data!r} is no folder, no data set of timm's ({'NAME, '.join(_BY_NAME)}NAME) "
             "and not 'embedded'"
         )
-    for name in _SPLITS[split]:
-        if _idx_files(folder, name, "images"):
-            return IdxSource(folder, name)
-        for place in (folder / name, folder / f"{name}.tar"):
-            if place.exists():
-                return _open_place(place)
+    found = _find_split(folder, split)
+    if found is not None:
+        return IdxSource(folder, found) if isinstance(found, str) else _open_place(found)
     looked_for = ", ".join(f"{name}/, {name}.tar" for name in _SPLITS[split])
     raise FileNotFoundError(
         f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
@@ -210,12 +207,25 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     )
 
 
-def _open_whole(data: str, root: str | None) -> Source:
-    if data == "embedded" or data.startswith(_BY_NAME):
-        return open_split(data, "train", root)
-    if not Path(data).exists():
+def _open_whole(data: str) -> Source:
+    folder = Path(data)
+    has_splits = data == "embedded" or data.startswith(_BY_NAME)
+    if has_splits or any(_find_split(folder, split) for split in _SPLITS):
+        raise ValueError(f"holdout is for one folder of class folders: {data} has splits, use them")
+    if not folder.exists():
         raise FileNotFoundError(f"data {data!r} does not exist")
-    return _open_place(Path(data))
+    return _open_place(folder)
+
+
+def _find_split(folder: Path, split: str) -> Path | str | None:
+    """Returns the place of a split, or the first word of its idx files, if it is there."""
+    for name in _SPLITS[split]:
+        if _idx_files(folder, name, "images"):
+            return name
+        for place in (folder / name, folder / f"{name}.tar"):
+            if place.exists():
+                return place
+    return None
 
 
 def _open_by_name(data: str, split: str, root: str | None) -> Source:
@@ -225,19 +235,22 @@ def _open_by_name(data: str, split: str, root: str | None) -> Source:
     options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
     for name in _SPLITS[split]:  # data sets name their splits in several ways
         try:
-            return TimmSource(create_dataset(data, root=place, split=name, **options), data)
+            dataset: Any = create_dataset(data, root=place, split=name, **options)
         except ValueError:
             continue
         except (RuntimeError, OSError, AssertionError, ImportError) as error:
             raise ValueError(f"data {data!r} cannot be had (root {place}): {error}") from error
+        return TimmSource(dataset, data)
     raise ValueError(f"data {data!r} has no split named {' or '.join(_SPLITS[split])}")
 
 
 def _open_place(place: Path) -> Source:
     from timm.data.dataset_factory import create_dataset
 
+    options: dict[str, Any] = {"cache_tarinfo": False} if place.is_file() else {}
     try:
-        source = TimmSource(create_dataset("", root=str(place), search_split=False), str(place))
+        dataset: Any = create_dataset("", root=str(place), search_split=False, **options)
+        source = TimmSource(dataset, str(place))
     except (RuntimeError, OSError, AssertionError, ValueError) as error:
         raise ValueError(f"{place} holds no images in class folders: {error}") from error
     if len(source) == 0:

@@ -1,6 +1,7 @@
 """From images to batches; all randomness follows from the seed, the epoch and the place in it."""
 
 import random
+import signal
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import timm
 import torch
+from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
@@ -74,7 +76,7 @@ class Images(Dataset[Any]):
         if draw.number in self.kept:
             return self.kept[draw.number]
         image, label, broken = self._read(draw.number)
-        image = image.convert(self.mode)
+        image = _in_colours(image, self.mode)
         if self.seed is not None:
             with seeded(self.seed, draw.epoch, draw.position):
                 return self.transform(image), label, draw.number, broken
@@ -152,12 +154,10 @@ def train_sampler(count: int, config: TrainConfig, num_replicas: int, rank: int,
         sampler: Any = RepeatAugSampler(
             numbers, num_replicas, rank, num_repeats=config.repeats, selected_round=0
         )
-        sampler.set_epoch(stream(config.seed, epoch))  # timm's order follows from this alone
+        sampler.set_epoch(stream(config.seed, epoch))
         return sampler
-    sampler = DistributedSampler(
-        numbers, num_replicas, rank, shuffle=True, seed=config.seed, drop_last=True
-    )
-    sampler.set_epoch(epoch)
+    sampler = DistributedSampler(numbers, num_replicas, rank, shuffle=True, drop_last=True)
+    sampler.set_epoch(stream(config.seed, epoch))
     return sampler
 
 
@@ -167,9 +167,16 @@ def make_loader(images: Images, batches: Batches, workers: int) -> DataLoader[An
         images,
         batch_sampler=batches,  # pyright: ignore[reportArgumentType]
         num_workers=workers,
+        worker_init_fn=_ignore_stops,
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
     )
+
+
+def _ignore_stops(_: int) -> None:
+    """Lets a worker live until the run, which gets the same signals, has saved itself."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def train_images(source: Source, config: TrainConfig) -> Images:
@@ -184,19 +191,25 @@ def train_images(source: Source, config: TrainConfig) -> Images:
     if not is_random:
         return eval_images(source, config.replace(crop=1.0))
     whole = config.min_scale == 1
-    transform: Any = create_transform(
-        _input_size(config),
-        is_training=True,
-        scale=(config.min_scale, 1.0),
-        ratio=(1.0, 1.0) if whole else None,
-        hflip=config.flip,
-        color_jitter=config.color_jitter,
-        auto_augment=config.auto_augment or None,
-        interpolation="bicubic",
-        re_prob=config.erasing,
-        re_mode="pixel",
-        **_colours(config),
-    )
+    try:
+        transform: Any = create_transform(
+            _input_size(config),
+            is_training=True,
+            scale=(config.min_scale, 1.0),
+            ratio=(1.0, 1.0) if whole else None,
+            hflip=config.flip,
+            color_jitter=config.color_jitter,
+            auto_augment=config.auto_augment or None,
+            interpolation="bicubic",
+            re_prob=config.erasing,
+            re_mode="pixel",
+            **_colours(config),
+        )
+    except (AssertionError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"auto_augment {config.auto_augment!r} is no policy of timm's, such as "
+            f"rand-m9-mstd0.5-inc1: {error!r}"
+        ) from error
     return Images(source, transform, _mode(config), config.seed)
 
 
@@ -215,9 +228,12 @@ def stream(*numbers: int) -> int:
 
 @contextmanager
 def seeded(*numbers: int) -> Generator[None]:
-    """Seeds all random numbers inside, and leaves those outside as they were."""
+    """Seeds the random numbers of the CPU inside, and leaves those outside as they were."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    seed_everything(*numbers)
+    seed = stream(*numbers)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.default_generator.manual_seed(seed)
     try:
         yield
     finally:
@@ -227,11 +243,18 @@ def seeded(*numbers: int) -> Generator[None]:
 
 
 def seed_everything(*numbers: int) -> None:
-    """Seeds Python's, NumPy's and torch's random numbers."""
+    """Seeds Python's, NumPy's and torch's random numbers, those of all devices."""
     seed = stream(*numbers)
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def _in_colours(image: Any, mode: str) -> Any:
+    if image.mode.startswith("I"):  # 16 bits a pixel, of which Pillow would cut off the rest
+        scaled = np.asarray(image).astype(np.float32) / 256
+        image = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))
+    return image.convert(mode)
 
 
 def _input_size(config: TrainConfig) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ import io
 from pathlib import Path
 from typing import Any, Protocol
 
+from irpe.extras import require
 from irpe.files import write_text
 from irpe.train.config import TrainConfig
 
@@ -52,9 +53,10 @@ class Logs:
         self.directory = directory
         self.board: Any = None
         if directory is not None:
+            require("tensorboard", "train")
             from torch.utils.tensorboard import SummaryWriter
 
-            self.board = SummaryWriter(str(directory / "tensorboard"), purge_step=done)
+            self.board = SummaryWriter(str(directory / "tensorboard"), purge_step=done + 1)
 
     def __enter__(self) -> "Logs":
         return self

@@ -83,7 +83,7 @@ def sentences(lines: Sequence[Line]) -> list[str]:
     ]
     if seeds < 2:
         text.append("One seed: how much seeds differ is not known, so no difference is claimed.")
-    return text + [_verdicts(others, reference, moved) for moved in MOVES if seeds > 1]
+    return text + [_verdicts(others, reference, moved) for moved in MOVES if seeds > 1 and others]
 
 
 def _verdicts(others: Sequence[Line], reference: Line, moved: int) -> str:
@@ -174,12 +174,7 @@ def _as_json(line: Line) -> dict[str, Any]:
         "top1": [line.mean(moved) for moved in MOVES],
         "spread": [line.spread(moved) for moved in MOVES],
         "seeds": [
-            {
-                "seed": r.seed,
-                "top1": [r.top1(m) for m in MOVES],
-                "top5": r.top5,
-                "seconds": r.seconds,
-            }
+            {"seed": r.seed, "top1": [r.top1(m) for m in MOVES], "top5": r.top5}
             for r in line.results
         ],
         **dataclasses.asdict(line.cost),

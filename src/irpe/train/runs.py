@@ -1,10 +1,7 @@
 """The directory of a run.
 
-config.json       the whole configuration
-checkpoint.pt     where the run stands
-metrics.csv       a row an epoch
-tensorboard/      curves
-model/            the trained model, once the run has ended
+It holds run.json, the whole configuration; checkpoint.pt, where the run stands; metrics.csv, a row
+an epoch; tensorboard/, curves; and model/, the trained model, once the run has ended.
 """
 
 from pathlib import Path
@@ -67,4 +64,7 @@ def load_run(directory: str | Path) -> nn.Module:
 
 def _num_classes(weights: Weights) -> int:
     """Returns the classes that the last layer tells apart, in timm's ViT and Swin."""
-    return next(len(weights[name]) for name in ("head.bias", "head.fc.bias") if name in weights)
+    for name in ("head.bias", "head.fc.bias"):
+        if name in weights:
+            return len(weights[name])
+    raise ValueError("the model has no last layer named head or head.fc, as timm's ViT and Swin do")

@@ -36,9 +36,16 @@ def attention(
     seed = torch.randint(2**62, ()) if dropout_p else None
     roles = [list(role) for role in (used.query, used.key, used.value, used.bias)]
     out, _ = fused_attention(
-        q, k, v, *roles, ids, attn_mask, seed, dropout_p, scale, _keeps_weights(q, k, v, used)
-    )
+        q, k, v, *roles, ids, attn_mask, seed, dropout_p, scale, _grid(maps),
+        _keeps_weights(q, k, v, used),
+    )  # fmt: skip
     return out
+
+
+def _grid(maps: tuple[BucketMap, ...]) -> list[int]:
+    """Returns the shape of the grid if each map depends on one axis of it, else nothing."""
+    grid = maps[0].grid
+    return list(grid) if grid is not None and len(grid) == len(maps) else []
 
 
 def weights_are_small(q: Tokens) -> bool:
@@ -67,11 +74,12 @@ def fused_attention(
     seed: Tensor | None,
     dropout_p: float,
     scale: float,
+    grid: Sequence[int],
     keeps_weights: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns the output, and the weights if they are to be kept, else an empty tensor."""
     tables = Tables(tuple(query_tables), tuple(key_tables), tuple(value_tables), tuple(bias_tables))
-    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale)
+    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale, grid)
     return call.forward(keeps_weights)
 
 
@@ -100,11 +108,12 @@ def fused_attention_backward(
     seed: Tensor | None,
     dropout_p: float,
     scale: float,
+    grid: Sequence[int],
     mask_needs_grad: bool,
 ) -> list[Tensor]:
     """Returns the gradients of q, k, v, of all tables in order, and of the mask if it needs one."""
     tables = Tables(tuple(query_tables), tuple(key_tables), tuple(value_tables), tuple(bias_tables))
-    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale)
+    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale, grid)
     with without_autocast(q):  # a backward pass may run inside autocast
         return call.backward(grad, weights, mask_needs_grad)
 
@@ -125,6 +134,7 @@ def _(
     seed: Tensor | None,
     dropout_p: float,
     scale: float,
+    grid: Sequence[int],
     mask_needs_grad: bool,
 ) -> list[Tensor]:
     inputs = [q, k, v, *query_tables, *key_tables, *value_tables, *bias_tables]
@@ -134,9 +144,9 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, query, key, value, bias, ids, attn_mask, seed, dropout_p, scale, _ = inputs
+    q, k, v, query, key, value, bias, ids, attn_mask, seed, dropout_p, scale, grid, _ = inputs
     ctx.lengths = [len(group) for group in (query, key, value, bias, ids)]
-    ctx.dropout_p, ctx.scale = dropout_p, scale
+    ctx.dropout_p, ctx.scale, ctx.grid = dropout_p, scale, grid
     ctx.save_for_backward(output[1], attn_mask, seed, q, k, v, *query, *key, *value, *bias, *ids)
 
 
@@ -146,11 +156,12 @@ def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
     mask_needs_grad = attn_mask is not None and ctx.needs_input_grad[8]
     gradients = fused_attention_backward(
         grad, weights, q, k, v, query, key, value, bias, ids, attn_mask, seed,
-        ctx.dropout_p, ctx.scale, mask_needs_grad,
+        ctx.dropout_p, ctx.scale, ctx.grid, mask_needs_grad,
     )  # fmt: skip
     dq, dk, dv, *rest = gradients
     *tables, left = _split(rest, [*ctx.lengths[:4], len(rest)])
-    return dq, dk, dv, *tables, [None] * len(ids), *(left or [None]), None, None, None, None
+    of_grid = None if ctx.grid else []  # an empty list counts as one of tensors
+    return dq, dk, dv, *tables, [None] * len(ids), *(left or [None]), *[None] * 3, of_grid, None
 
 
 def _split(items: Sequence[Tensor], lengths: Sequence[int]) -> list[list[Tensor]]:
