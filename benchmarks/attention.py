@@ -130,24 +130,25 @@ def print_tables(rows: list[dict]) -> None:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    axes = figure.subplots(1, 2)
     tokens = [row["tokens"] for row in rows]
     slopes = exponents(rows)["inference"]
     for name in ENCODINGS:
         label = f"{'SDPA' if name == 'plain' else name}, exponent {slopes[name]:.2f}"
         axes[0].plot(tokens, [row["inference"][name] * 1e3 for row in rows], "o-", label=label)
+        if name == "plain":
+            axes[1].plot([], [])  # the colours stay those of the left
+            continue
         axes[1].plot(tokens, [max(row["extra MB"][name], 0.1) for row in rows], "o-", label=name)
     whole = [row["one (heads, n, n) tensor in MB"] for row in rows]
     axes[1].plot(tokens, whole, "k--", label="one (heads, n, n) tensor")
     axes[0].set(xscale="log", yscale="log", xlabel="tokens", ylabel="inference, ms")
     axes[1].set(xscale="log", yscale="log", xlabel="tokens", ylabel="extra memory, MB")
     for axis in axes:
-        axis.set_xticks(tokens, [str(count) for count in tokens])
+        axis.set_xticks(tokens, [str(count) for count in tokens], fontsize=8, rotation=30)
         axis.minorticks_off()
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)

@@ -15,6 +15,7 @@ PAGES = [
     "docs/figures.md",
     "docs/mathematics.md",
     "docs/performance.md",
+    "docs/training.md",
 ]
 
 

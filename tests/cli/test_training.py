@@ -10,6 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import pytest
+from PIL import Image
 
 from irpe.cli.main import main
 
@@ -62,6 +63,35 @@ def test_a_run_can_be_evaluated(run):
     assert score["num_images"] == 2000
     plain = irpe("eval", "runs/laptop", cwd=run).stdout
     assert plain.startswith(f"top-1 {score['top1']:.2f}  top-5 ")
+
+
+def test_a_failed_start_leaves_no_run(tmp_path):
+    done = irpe("train", "laptop", "--optimizer", "adamwx", *QUICK, cwd=tmp_path)
+    assert done.returncode == 1
+    assert not (tmp_path / "runs/laptop/run.json").exists()
+    assert irpe("train", "laptop", *QUICK, cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_file_of_the_authors_can_be_evaluated(tmp_path):
+    import timm
+    from models.authors import random_tables, write
+
+    from irpe import RPESpec
+
+    name = "deit_tiny_patch16_224_ctx_product_50_shared_k"
+    plain = timm.create_model("deit_tiny_patch16_224").state_dict()
+    for block in range(12):
+        tables = random_tables(RPESpec.parse("product-contextual-k"), 3, 64, 1, seed=block)
+        plain |= {f"blocks.{block}.attn.{key}": value for key, value in tables.items()}
+    path = write(tmp_path / f"{name}.pth", plain)
+    for number in range(1000):  # as many classes as the model has
+        folder = tmp_path / f"data/val/{number:04}"
+        folder.mkdir(parents=True)
+        Image.new("RGB", (30, 20), (number % 256, number // 4, 0)).save(folder / "0.png")
+    done = irpe("eval", path.name, "--data", "data", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_images"] == 1000
 
 
 def test_a_directory_with_a_run_in_it_is_not_overwritten(run):

@@ -209,10 +209,80 @@ def test_broken_images_do_not_count_in_evaluation():
     assert (score.num_images, score.num_broken) == (9, 1)
 
 
+SWIN = CONFIG.replace(
+    model="swin_tiny_patch4_window7_224",
+    model_args={"depths": [1, 1], "num_heads": [2, 4], "embed_dim": 16, "window_size": 7},
+    encoding="product-contextual-qkv",
+    absolute="keep",
+    builtin_bias="drop",
+    image_size=56,
+    channels=3,
+    epochs=1,
+)
+
+
+def test_a_swin_without_its_own_bias_trains(tmp_path):
+    model = train(tmp_path / "run", SWIN)
+    assert same(model, load_run(tmp_path / "run"))
+    tables = [p for name, p in model.named_parameters() if ".rpe." in name]
+    assert len(tables) == 6
+    assert all(bool(table.any()) for table in tables)
+
+
+def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
+    run = trainer(tmp_path / "run")
+    run.save()
+    with torch.no_grad():
+        run.raw.head.bias[0] = float("nan")
+    with pytest.raises(FloatingPointError, match="the last checkpoint is untouched"):
+        run.save()
+    state = load_checkpoint(tmp_path / "run/checkpoint.pt")
+    assert bool(state["model"]["head.bias"].isfinite().all())
+
+
+def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/.checkpoint.pt.x1y2").write_text("half")
+    train(tmp_path / "run")
+    assert not list((tmp_path / "run").glob(".checkpoint*"))
+
+
+def test_too_many_broken_images_in_evaluation_are_an_error():
+    job = task()
+    job.val_images.source = Damaged({1}, count=10)
+    with pytest.raises(ValueError, match=r"1 of 10 images of val cannot be read"):
+        job.evaluate(job.build(), make_accelerator())
+
+
+WITH_WORKERS = """
+import sys
+from train.little import AUGMENTED, train
+train(sys.argv[1], AUGMENTED.replace(epochs=50, workers=1))
+"""
+
+
+def test_a_signal_to_all_processes_of_a_run_with_workers_saves_it(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", WITH_WORKERS, str(tmp_path / "run")],
+        env=environment,
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "run/metrics.csv").exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    for _ in range(2):  # launchers may send it twice
+        os.killpg(process.pid, signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert "StoppedError: stopped in epoch" in errors
+    assert place(tmp_path / "run/checkpoint.pt") > (0, 0)
+
+
 SCRIPT = """
 import sys
 from train.little import CONFIG, train
-import torch
 config = CONFIG.replace(flip=0.0, drop_path=0.0, epochs=2, batch_size=8)
 train(sys.argv[1], config)
 """
@@ -240,6 +310,7 @@ def test_two_processes_train_what_one_trains(tmp_path):
     for row_of_one, row_of_two in zip(one["history"], two["history"], strict=True):
         for name in ("top1", "top5"):
             assert row_of_one[name] == row_of_two[name]
+        assert row_of_one["train_loss"] == pytest.approx(row_of_two["train_loss"], abs=1e-5)
 
 
 LONG = """

@@ -3,6 +3,7 @@
 import gzip
 import io
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -85,6 +86,28 @@ def test_a_holdout_is_a_fixed_part_of_one_folder(tmp_path):
     train, val = names[0]
     assert (len(train), len(val)) == (15, 5)
     assert not set(train) & set(val)
+
+
+@pytest.mark.parametrize("data", ["embedded", "."])
+def test_a_holdout_beside_a_split_is_refused(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(make_folder(tmp_path))
+    with pytest.raises(ValueError, match="has splits, use them"):
+        open_images(data, holdout=0.2)
+
+
+SHARED = Path(__file__).parents[3] / "shared/data/tiny-imagenet-29"
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="needs tiny-imagenet-29 beside the project")
+def test_real_images_from_tar_files():
+    train, val = open_images(str(SHARED))
+    assert (len(train), len(val), len(train.classes)) == (14500, 1450, 29)
+    images = [val.read(index) for index in range(0, len(val), 50)]
+    assert {image.size for image, _ in images} == {(64, 64)}
+    assert {label for _, label in images} == set(range(29))
+    for source in (train, val):
+        if source.reader.tar_state.tf is not None:
+            source.reader.tar_state.tf.close()
 
 
 def test_labels_of_val_count_the_classes_of_train(tmp_path):

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from train.little import AUGMENTED, CONFIG, little
 
 from irpe.train.images import BrokenImageError
@@ -14,6 +15,7 @@ from irpe.train.loading import (
     Draw,
     EveryImage,
     Images,
+    _in_colours,
     eval_images,
     make_loader,
     train_images,
@@ -101,6 +103,12 @@ def test_a_broken_image_is_replaced_by_the_next_and_marked():
     assert (label, index, broken) == (1, 3, True)
     _, label, index, broken = images[Draw(0, 0, 2)]
     assert (label, index, broken) == (2, 2, False)
+
+
+def test_grey_images_of_16_bits_keep_their_shades():
+    pixels = np.array([[0, 256, 40000, 65535]], dtype=np.uint16)
+    image = _in_colours(Image.fromarray(pixels), "L")
+    assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
 
 
 def test_nothing_but_broken_images():
