@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from irpe.ops.shapes import Ids, Pairs
 
@@ -30,13 +31,24 @@ class Axis(NamedTuple):
 
     def spread(self, narrow: Pairs) -> Pairs:
         """Returns a number for each key, given one for each coordinate."""
+        num_keys = self.num_prefix_tokens + math.prod(self.grid)
+        pairs = narrow.new_empty(*narrow.shape[:-1], num_keys)
+        for whole, part in self._views(pairs, narrow):
+            whole.copy_(part)
+        return pairs
+
+    def add(self, narrow: Pairs, pairs: Pairs) -> None:
+        """Adds to the number of each key the one of its coordinate, in place."""
+        for whole, part in self._views(pairs, narrow):
+            whole += part
+
+    def _views(self, pairs: Pairs, narrow: Pairs) -> list[tuple[Tensor, Tensor]]:
+        """Returns the patches and the prefix tokens, each beside what is broadcast to them."""
         first, size = self.num_prefix_tokens, self.grid[self.number]
-        pairs = narrow.new_empty(*narrow.shape[:-1], first + math.prod(self.grid))
         shape = [size if axis == self.number else 1 for axis in range(len(self.grid))]
         patches = pairs[..., first:].unflatten(-1, self.grid)
-        patches.copy_(narrow[..., :size].unflatten(-1, shape))
-        pairs[..., :first] = narrow[..., size:]
-        return pairs
+        views = [(patches, narrow[..., :size].unflatten(-1, shape))]
+        return [*views, (pairs[..., :first], narrow[..., size:])] if first else views
 
     def collect(self, pairs: Pairs) -> Pairs:
         """Returns the sum over the keys of each coordinate: the adjoint of `spread`."""

@@ -3,7 +3,6 @@
 Only lookups, bucket sums and the two products of attention itself happen inside a block.
 """
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -19,7 +18,7 @@ from irpe.ops.tables import Tables, shares
 from irpe.ops.terms import Block, Term, make_term, uses_pairs
 
 _NUMBERS_IN_A_BLOCK = 2**20
-_NUMBERS_IN_A_MASK = 6 * 2**20  # PyTorch's kernel is the faster the more queries it gets at once
+_NUMBERS_IN_A_MASK = 4 * 2**20  # PyTorch's kernel is the faster the more queries it gets at once
 
 
 class Blockwise:
@@ -79,7 +78,7 @@ class Blockwise:
         out = None
         for block in self._blocks(_NUMBERS_IN_A_MASK):
             batch, queries = block
-            bias = functools.reduce(torch.Tensor.add_, self._position_scores(block))
+            bias = self._add_position_scores(block, None)
             if self.attn_mask is not None:
                 mask = self.attn_mask[_within(self.attn_mask, block)]
                 shape = torch.broadcast_shapes(bias.shape, mask.shape)
@@ -128,7 +127,7 @@ class Blockwise:
             dv[batch] += dropped.mT @ grad[batch, :, queries]
             da = grad[batch, :, queries] @ self.v[batch].mT
             for term in value_terms:
-                da += term.products(block)
+                term.add_products(block, da)
                 term.collect(block, dropped)
             da = self._drop(da, number)
             de = torch.ops.aten._softmax_backward_data(da, a, -1, self.dtype)
@@ -159,19 +158,27 @@ class Blockwise:
         """Returns the attention weights of a block, before dropout."""
         batch, queries = block
         e = self.q[batch, :, queries] @ self.k[batch].mT
-        for scores in self._position_scores(block):
-            e += scores
+        self._add_position_scores(block, e)
         if self.attn_mask is None:
             return torch.softmax(e, dim=-1, out=e)
         e = _apply_mask(e, self.attn_mask[_within(self.attn_mask, block)])
         has_no_key = e.amax(dim=-1, keepdim=True) == float("-inf")
         return torch.softmax(e, dim=-1, out=e).masked_fill_(has_no_key, 0.0)
 
-    def _position_scores(self, block: Block) -> Iterator[Float[Tensor, "_ _ query key"]]:
+    def _add_position_scores(
+        self, block: Block, scores: Pairs | None
+    ) -> Float[Tensor, "_ _ query key"]:
+        """Returns the scores with what all encodings add to them, in place where there are any."""
         for term in (*self.key_terms, *self.query_terms):
-            yield term.products(block)
+            if scores is None:
+                scores = term.products(block)
+            else:
+                term.add_products(block, scores)
         for table, ids in zip(self.bias, self.ids, strict=False):
-            yield lookup(table.unsqueeze(1), ids[block.queries], "nobody").unsqueeze(0)
+            found = lookup(table.unsqueeze(1), ids[block.queries], "nobody").unsqueeze(0)
+            scores = found if scores is None else scores.add_(found)
+        assert scores is not None
+        return scores
 
     def _drop(self, pairs: Pairs, number: int) -> Pairs:
         """Returns the pairs after dropout: block `number` always loses the same ones."""

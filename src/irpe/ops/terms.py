@@ -59,9 +59,20 @@ class BucketTerm:
 
     def products(self, block: Block) -> Pairs:
         """Returns x . r_ij for the pairs of a block."""
-        z = self.z[_owners(block, self.by_key)]
-        found = lookup(z, self.ids[block.queries], _owner(self.by_key))  # Eq. 28
+        found = self._look_up(block)
         return found if self.axis is None else self.axis.spread(found)
+
+    def add_products(self, block: Block, pairs: Pairs) -> None:
+        """Adds x . r_ij to the pairs of a block, in place."""
+        found = self._look_up(block)
+        if self.axis is None:
+            pairs += found
+        else:
+            self.axis.add(found, pairs)
+
+    def _look_up(self, block: Block) -> Pairs:
+        z = self.z[_owners(block, self.by_key)]
+        return lookup(z, self.ids[block.queries], _owner(self.by_key))  # Eq. 28
 
     def collect(self, block: Block, pairs: Pairs) -> None:
         """Adds the pairs of a block to the sums."""
@@ -109,6 +120,10 @@ class PairTerm:
         """Returns x . r_ij for the pairs of a block."""
         x = self.x[_owners(block, self.by_key)]
         return torch.einsum(f"{self.token},{self.row}->bhij", x, self._rows(block))
+
+    def add_products(self, block: Block, pairs: Pairs) -> None:
+        """Adds x . r_ij to the pairs of a block, in place."""
+        pairs += self.products(block)
 
     def collect(self, block: Block, pairs: Pairs) -> None:
         """Adds the pairs of a block to the sums."""
