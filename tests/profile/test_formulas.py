@@ -61,19 +61,6 @@ def test_by_hand():
         assert counted == layers * batch * macs, encoding
 
 
-@pytest.mark.parametrize(
-    "encoding", ["cross-bias-k", "cross-contextual-qkv", "sasa", "cross-contextual-v"]
-)
-def test_folded_heads_are_wider(encoding):
-    def make():  # 145 tokens are more than 4 x 32, and 16 + 9 rows and columns less than 32
-        return make_vit(img_size=(128, 72), num_heads=2, embed_dim=64, depth=1)
-
-    counted, formula, (call,) = counted_and_formula(make, encoding, {}, images(128, 72))
-    q = torch.empty(call.shape, device="meta")
-    assert irpe.automatic_impl(q, call.module.maps(call.grid)) == "folded"
-    assert counted == formula
-
-
 def test_counting_leaves_no_hooks():
     model = irpe.equip(make_vit(), "shaw")
     with recorded_calls(model) as calls:

@@ -68,7 +68,7 @@ def rpe_attention(
     dtype = compute_dtype(q)
     mask = _four_dimensional(attn_mask, dtype)
     q, k, v, tables = q.to(dtype), k.to(dtype), v.to(dtype), tables.to(dtype)
-    attention = IMPLEMENTATIONS[automatic_impl(q, maps) if impl == "auto" else impl]
+    attention = IMPLEMENTATIONS[automatic_impl() if impl == "auto" else impl]
     with without_autocast(q):
         return attention(q, k, v, maps, tables, mask, dropout_p, _scale(scale, q))
 
@@ -106,19 +106,9 @@ def rpe_scores(
     return reference.position_scores(q, k, maps, tables.to(q.dtype))
 
 
-def automatic_impl(q: Tokens, maps: Sequence[BucketMap]) -> str:
-    """Returns the implementation that "auto" stands for, given these queries and maps.
-
-    Exporters get operations that they know. Maps that depend on one axis each are folded into the
-    head dimensions where that pays: where the weights are too many to be kept for the backward pass
-    and the extra dimensions are no more than those of a head. Everything else is fused.
-    """
-    if torch.compiler.is_exporting():
-        return "efficient"
-    extra = folded.num_extra_dimensions(maps)
-    if extra is not None and extra <= q.shape[-1] and not fused.weights_are_small(q):
-        return "folded"
-    return "fused"
+def automatic_impl() -> str:
+    """Returns the implementation that "auto" stands for: exporters get operations they know."""
+    return "efficient" if torch.compiler.is_exporting() else "fused"
 
 
 def _tables(*roles: Sequence[Tensor] | None) -> Tables:

@@ -19,12 +19,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from irpe.core.buckets import BucketMap
 from irpe.core.encodings import Sasa, TransformerXL
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.nn.generator import PositionGenerator
-from irpe.ops.attention import automatic_impl
-from irpe.ops.impl.folded import num_extra_dimensions
 
 
 @dataclass(frozen=True)
@@ -70,30 +67,12 @@ def extra_macs(call: Call) -> int:
         batch, _, dim = call.shape
         return batch * math.prod(call.grid) * dim * call.module.weight[0].numel()
     spec, maps = call.module.spec, call.module.maps(call.grid)
-    q = torch.empty(call.shape, device="meta")
-    is_folded = automatic_impl(q, maps) == "folded"
-    macs = _folded_macs(call, maps) if is_folded else _fused_macs(call, maps)
+    tokens = call.shape[2]
+    macs = _table_macs(call, [min(m.num_used_buckets, tokens) for m in maps])
     if isinstance(spec, TransformerXL):
         offsets = math.prod(2 * size - 1 for size in call.grid)
         macs += offsets * call.shape[-1] ** 2
     return macs
-
-
-def _fused_macs(call: Call, maps: tuple[BucketMap, ...]) -> int:
-    tokens = call.shape[2]
-    return _table_macs(call, [min(m.num_used_buckets, tokens) for m in maps])
-
-
-def _folded_macs(call: Call, maps: tuple[BucketMap, ...]) -> int:
-    assert isinstance(call.module, RelativePositionEncoding)
-    spec, groups = call.module.spec, num_extra_dimensions(maps) or 0
-    on_scores = 1 if spec.mode == "bias" else len(set(spec.targets) & set("qk"))
-    on_values = "v" in spec.targets
-    batch, heads, tokens, _ = call.shape
-    widening = groups * max(on_scores, int(on_values))
-    return _table_macs(call, [m.num_used_buckets for m in maps]) + (
-        2 * batch * heads * tokens**2 * widening
-    )
 
 
 def _table_macs(call: Call, rows: list[int]) -> int:

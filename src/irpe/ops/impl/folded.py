@@ -5,8 +5,6 @@ few: b_ij is an inner product of what token i has to say to each coordinate with
 coordinate of token j. Nothing of size n x n is formed here, forward or backward.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int
@@ -54,13 +52,6 @@ def attention(
     for table, a, (ids, _, _) in zip(used.widened(dim).value, by_group, parts, strict=False):
         z = z + bucket_sum_plain(a, ids, table.shape[1], "query") @ table
     return z
-
-
-def num_extra_dimensions(maps: Sequence[BucketMap]) -> int | None:
-    """Returns how many dimensions one role of tables adds, or `None` if maps have several axes."""
-    if any(bucket_map.representatives is None for bucket_map in maps):
-        return None
-    return sum(len(m.representatives) for m in maps if m.representatives is not None)
 
 
 def _split(bucket_map: BucketMap) -> tuple[Tensor, Tensor, Tensor]:

@@ -48,16 +48,11 @@ def _grid(maps: tuple[BucketMap, ...]) -> list[int]:
     return list(grid) if grid is not None and len(grid) == len(maps) else []
 
 
-def weights_are_small(q: Tokens) -> bool:
-    """Tells whether the weights take no more memory than q, k, v and the output together."""
-    return q.shape[2] <= 4 * q.shape[3]
-
-
 def _keeps_weights(q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> bool:
-    """Keeps the weights for the backward pass if there will be one and they are small."""
+    """Keeps the weights for a backward pass if they take no more than q, k, v and the output."""
     tensors = (q, k, v, *tables.query, *tables.key, *tables.value, *tables.bias)
     is_training = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return is_training and weights_are_small(q)
+    return is_training and q.shape[2] <= 4 * q.shape[3]
 
 
 @torch.library.custom_op("irpe::attention", mutates_args=())
