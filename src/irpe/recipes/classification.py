@@ -129,8 +129,8 @@ def laptop() -> TrainConfig:
     """A small ViT on the embedded images, 7 x 7 patches: the model of `irpe ablate`.
 
     Command: irpe train laptop --encoding product-contextual-k --absolute none
-    Cost: LAPTOP_COST
-    Score: LAPTOP_SCORE
+    Cost: 6 epochs of 6,000 images, about 40 seconds on 2 cores.
+    Score: 74.8 and 75.8 with two seeds (irpe ablate).
     """
     return TrainConfig(
         model="vit_tiny_patch16_224",
@@ -158,7 +158,7 @@ def laptop_64() -> TrainConfig:
     """A small ViT on colour images of 64 x 64, 8 x 8 patches.
 
     Command: irpe train laptop_64 --data FOLDER --encoding product-contextual-k --absolute none
-    Cost: LAPTOP64_COST
+    Cost: 20 epochs, LAPTOP64_COST on 2 cores for 14,500 images.
     Score: LAPTOP64_SCORE
     """
     return TrainConfig(
