@@ -120,7 +120,7 @@ def test_resume_takes_everything_from_the_run(run):
         (["ablate", "--table", "1", "--buckets"], "exclude one another"),
         (["ablate", "--grid", "5"], "--grid 5 does not divide the image of 28 pixels"),
         (["ablate", "--row", "K"], "is not of the form NAME=ENCODING"),
-        (["ablate", "--seed", "3"], "use --row and --seeds"),
+        (["ablate", "--row", "K=shaw", "--row", "K=huang"], "two have the same name"),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(tmp_path, arguments, message):

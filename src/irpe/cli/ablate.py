@@ -31,7 +31,7 @@ Stopped at any moment, the same command goes on where it was: finished cells are
 """
 
 
-@with_fields
+@with_fields("encoding", "absolute", "seed")
 def ablate(
     recipe: Annotated[
         str | None,
@@ -62,9 +62,6 @@ def ablate(
     from irpe.train.report import make_lines, sentences, write_report
 
     given = changes or {}
-    fixed = sorted({"encoding", "absolute", "seed"} & set(given))
-    if fixed:
-        raise ValueError(f"{', '.join(fixed)} differ from cell to cell: use --row and --seeds")
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
     base = _with_grid(find_recipe(recipe).replace(**given), grid)
     title, rows = _choose_rows(table, buckets, row or [])

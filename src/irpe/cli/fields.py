@@ -1,6 +1,7 @@
 """Every field of a configuration as an option of a command."""
 
 import dataclasses
+import functools
 import inspect
 import json
 from collections.abc import Callable
@@ -14,14 +15,22 @@ _PLAIN = (str, int, float, bool)
 _OPTIONAL = {"initial", "root"}  # "none" takes them away
 
 
-def with_fields(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each field of `TrainConfig` to a command.
+Command = Callable[..., None]
 
-    The command gets those that were given in its argument `changes`.
+
+def with_fields(*without: str) -> Callable[[Command], Command]:
+    """Adds an option for each field of `TrainConfig` to a command, but for some.
+
+    The command gets those that were given in its last argument, `changes`.
     """
+    fields = [field for field in dataclasses.fields(TrainConfig) if field.name not in without]
+    return functools.partial(_with_options, fields)
+
+
+def _with_options(fields: list["dataclasses.Field[Any]"], command: Command) -> Command:
     own = list(inspect.signature(command).parameters.values())[:-1]
-    names = [field.name for field in dataclasses.fields(TrainConfig)]
-    options = [_option(field) for field in dataclasses.fields(TrainConfig)]
+    names = [field.name for field in fields]
+    options = [_option(field) for field in fields]
 
     def run(**arguments: Any) -> None:
         given = {name: arguments.pop(name) for name in names}

@@ -32,7 +32,7 @@ EPILOG = """
 """
 
 
-@with_fields
+@with_fields()
 def train(
     recipe: Annotated[str | None, typer.Argument(help="The recipe; see --list.")] = None,
     output: Annotated[
