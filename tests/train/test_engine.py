@@ -275,7 +275,10 @@ def test_a_signal_to_all_processes_of_a_run_with_workers_saves_it(tmp_path):
         time.sleep(0.02)
     for _ in range(2):  # launchers may send it twice
         os.killpg(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert "StoppedError: stopped in epoch" in errors
     assert place(tmp_path / "run/checkpoint.pt") > (0, 0)
 

@@ -1,7 +1,7 @@
 """From images to batches; all randomness follows from the seed, the epoch and the place in it."""
 
+import os
 import random
-import signal
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -167,16 +167,20 @@ def make_loader(images: Images, batches: Batches, workers: int) -> DataLoader[An
         images,
         batch_sampler=batches,  # pyright: ignore[reportArgumentType]
         num_workers=workers,
-        worker_init_fn=_ignore_stops,
+        worker_init_fn=_leave_group,
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
     )
 
 
-def _ignore_stops(_: int) -> None:
-    """Lets a worker live until the run, which gets the same signals, has saved itself."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+def _leave_group(_: int) -> None:
+    """Takes a worker out of the run's process group.
+
+    A launcher or a terminal that stops the group then stops the run alone, which saves itself and
+    ends its workers.
+    """
+    if hasattr(os, "setsid"):
+        os.setsid()
 
 
 def train_images(source: Source, config: TrainConfig) -> Images:
