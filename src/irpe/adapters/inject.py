@@ -8,6 +8,7 @@ submodule `rpe` and a class whose `forward` uses it, so names in checkpoints sta
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 from irpe.core.encodings import Encoding
 from irpe.core.grid import Grid
+from irpe.core.sinusoid import sinusoid
 from irpe.nn.encoding import RelativePositionEncoding
 
 Undo = Callable[[], object]
@@ -165,6 +167,16 @@ def check_window(request: Request) -> None:
         )
 
 
+def check_plain_window(request: Request) -> None:
+    """The same for a Swin transformer that has no absolute encoding at all."""
+    check_window(request)
+    if request.absolute == "sinusoid":
+        raise ValueError(
+            "absolute 'sinusoid': a Swin transformer has no absolute encoding to replace; use "
+            "'keep' or 'none'"
+        )
+
+
 def is_equipped(module: nn.Module) -> bool:
     """Tells whether a module is an attention with an encoding."""
     return isinstance(getattr(module, "rpe", None), RelativePositionEncoding)
@@ -203,6 +215,30 @@ def _equip_one(site: Site, encoding: RelativePositionEncoding) -> Undo:
         del attention.rpe, attention.__dict__["rpe_grid"]
 
     return undo
+
+
+def drop_parameter(module: nn.Module, name: str) -> Undo:
+    """Takes a learned tensor away from a module, which then has `None` in its place."""
+    learned = module._parameters[name]
+    module._parameters[name] = None
+    return partial(module._parameters.__setitem__, name, learned)
+
+
+def put_absolute(module: nn.Module, name: str, grid: Sequence[int], absolute: str) -> Undo:
+    """Puts zeros or sines in the place of an absolute encoding, whose last tokens are the grid.
+
+    Args:
+        module: Its owner.
+        name: Its name there.
+        grid: The shape of the grid.
+        absolute: "none" or "sinusoid".
+    """
+    before: torch.Tensor = getattr(module, name)  # a parameter, or what was put in its place
+    values = torch.zeros_like(before.detach())
+    if absolute == "sinusoid":
+        patches = sinusoid(grid, values.shape[-1])
+        values[:, -len(patches) :] = patches.to(values)
+    return replace_by_buffer(module, name, values)
 
 
 def replace_by_buffer(module: nn.Module, name: str, values: torch.Tensor) -> Undo:

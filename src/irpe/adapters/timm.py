@@ -4,7 +4,6 @@ from functools import partial
 from typing import Any
 
 import timm
-import torch
 from timm.layers.attention import Attention
 from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
@@ -19,12 +18,14 @@ from irpe.adapters.inject import (
     Request,
     Site,
     Undo,
-    check_window,
+    check_plain_window,
+    drop_parameter,
     encoding_of,
     grid_of,
-    replace_by_buffer,
+    put_absolute,
 )
-from irpe.core.sinusoid import sinusoid
+
+_BIAS = "relative_position_bias_table"
 
 
 class RPEViTAttention(Attention):
@@ -186,31 +187,15 @@ def _plan_window(found: Plan, attention: WindowAttention, name: str, request: Re
             head_dim=attention.qkv.out_features // (3 * attention.num_heads),
             num_prefix_tokens=0,
             grid=GridSource((window[0], window[1])),
-            change=partial(_drop_bias, attention) if drops_bias else None,
-            check=partial(_check_window, request),
+            change=partial(drop_parameter, attention, _BIAS) if drops_bias else None,
+            check=partial(check_plain_window, request),
         )
     )
-
-
-def _check_window(request: Request) -> None:
-    check_window(request)
-    if request.absolute == "sinusoid":
-        raise ValueError(
-            "absolute 'sinusoid': a Swin transformer has no absolute encoding to replace; use "
-            "'keep' or 'none'"
-        )
 
 
 def _follow_grid(vit: VisionTransformer, source: GridSource) -> Undo:
     blocks: Any = vit.blocks
     return follow_grid(vit.patch_embed, RecordGrid(source), blocks, source)
-
-
-def _drop_bias(attention: WindowAttention) -> Undo:
-    parameters, name = attention._parameters, "relative_position_bias_table"
-    learned = parameters[name]
-    parameters[name] = None
-    return partial(parameters.__setitem__, name, learned)
 
 
 def _replace_absolute(vit: VisionTransformer, absolute: str) -> Undo:
@@ -233,11 +218,7 @@ def _put_absolute(vit: VisionTransformer, absolute: str) -> Undo:
         raise ValueError(
             f"absolute {absolute!r}: the model has no absolute encoding to replace; use 'keep'"
         )
-    values = torch.zeros_like(vit.pos_embed.detach())
-    if absolute == "sinusoid":
-        patches = sinusoid(vit.patch_embed.grid_size, vit.embed_dim)
-        values[:, -len(patches) :] = patches.to(values)
-    return replace_by_buffer(vit, "pos_embed", values)
+    return put_absolute(vit, "pos_embed", vit.patch_embed.grid_size, absolute)
 
 
 _ARGUMENTS = {

@@ -16,15 +16,15 @@ from irpe.adapters.inject import (
     Plan,
     Request,
     Site,
-    Undo,
-    check_window,
+    check_plain_window,
+    drop_parameter,
     encoding_of,
     grid_of,
-    replace_by_buffer,
+    put_absolute,
 )
 from irpe.adapters.multihead import RPEMultiheadAttention
-from irpe.core.sinusoid import sinusoid
 
+_BIAS = "relative_position_bias_table"
 _APART = -100.0  # what the scores of tokens from different places get in a shifted window
 
 
@@ -124,7 +124,9 @@ def _plan_vit(found: Plan, vit: VisionTransformer, name: str, request: Request) 
         record = RecordFeatureMap(source)
         found.changes.append(partial(follow_grid, vit.conv_proj, record, blocks.values(), source))
     if request.absolute != "keep":
-        found.changes.append(partial(_put_absolute, vit.encoder, (side, side), request.absolute))
+        found.changes.append(
+            partial(put_absolute, vit.encoder, "pos_embedding", (side, side), request.absolute)
+        )
 
 
 def _plan_window(
@@ -140,35 +142,10 @@ def _plan_window(
             head_dim=attention.qkv.in_features // attention.num_heads,
             num_prefix_tokens=0,
             grid=GridSource(attention.window_size),
-            change=partial(_drop_bias, attention) if drops_bias else None,
-            check=partial(_check_window, request),
+            change=partial(drop_parameter, attention, _BIAS) if drops_bias else None,
+            check=partial(check_plain_window, request),
         )
     )
-
-
-def _check_window(request: Request) -> None:
-    check_window(request)
-    if request.absolute == "sinusoid":
-        raise ValueError(
-            "absolute 'sinusoid': a Swin transformer has no absolute encoding to replace; use "
-            "'keep' or 'none'"
-        )
-
-
-def _drop_bias(attention: ShiftedWindowAttention) -> Undo:
-    parameters, name = attention._parameters, "relative_position_bias_table"
-    learned = parameters[name]
-    parameters[name] = None
-    return partial(parameters.__setitem__, name, learned)
-
-
-def _put_absolute(encoder: Any, grid: tuple[int, int], absolute: str) -> Undo:
-    """Puts zeros or sines in the place of the learned encoding."""
-    values = torch.zeros_like(encoder.pos_embedding.detach())
-    if absolute == "sinusoid":
-        patches = sinusoid(grid, values.shape[-1])
-        values[:, -len(patches) :] = patches.to(values)
-    return replace_by_buffer(encoder, "pos_embedding", values)
 
 
 def describe(model: nn.Module) -> dict[str, Any] | None:

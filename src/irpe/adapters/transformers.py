@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
@@ -37,7 +36,7 @@ from irpe.adapters.inject import (
     Undo,
     check_window,
     encoding_of,
-    replace_by_buffer,
+    put_absolute,
 )
 from irpe.adapters.transformers_attention import (
     ForgetGrid,
@@ -50,13 +49,13 @@ from irpe.adapters.transformers_attention import (
     RPESwinAttention,
     RPEViTAttention,
 )
-from irpe.core.sinusoid import sinusoid
 
 # Attributes that do not make another model: states, and what the configuration tells already.
 PASSING = {
     "gradient_checkpointing", "name_or_path", "shift_size", "window_size", "_is_hf_initialized",
     "_output_capturing_hooks_installed",
 }  # fmt: skip
+_POSITIONS = "position_embeddings"
 # By the embeddings: the block of the model, and the class that the attention in it gets.
 _VITS: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {
     ViTEmbeddings: (ViTLayer, RPEViTAttention),
@@ -107,7 +106,9 @@ def _plan_vit(
             partial(follow_grid, patches.projection, record, layers.values(), source)
         )
     if request.absolute != "keep":
-        found.changes.append(partial(_put_absolute, vit.embeddings, grid, request.absolute))
+        found.changes.append(
+            partial(put_absolute, vit.embeddings, _POSITIONS, grid, request.absolute)
+        )
 
 
 def _modules_of(model: nn.Module, name: str, kind: type[nn.Module]) -> dict[str, Any]:
@@ -212,22 +213,13 @@ def _drop_bias(attention: nn.Module) -> Undo:
 
 def _replace_in_swin(embeddings: Any, absolute: str) -> Undo:
     if embeddings.position_embeddings is not None:
-        return _put_absolute(embeddings, embeddings.patch_grid, absolute)
+        return put_absolute(embeddings, _POSITIONS, embeddings.patch_grid, absolute)
     if absolute == "sinusoid":
         raise ValueError(
             "absolute 'sinusoid': this Swin transformer has no absolute encoding to replace; use "
             "'keep' or 'none'"
         )
     return lambda: None
-
-
-def _put_absolute(embeddings: Any, grid: tuple[int, ...], absolute: str) -> Undo:
-    """Puts zeros or sines in the place of the learned encoding."""
-    values = torch.zeros_like(embeddings.position_embeddings.detach())
-    if absolute == "sinusoid":
-        patches = sinusoid(grid, values.shape[-1])
-        values[:, -len(patches) :] = patches.to(values)
-    return replace_by_buffer(embeddings, "position_embeddings", values)
 
 
 def _replace_in_detr(detr: Any, absolute: str) -> Undo:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from irpe.cli.load import load_model
 from irpe.extras import require
 from irpe.train.config import RUN_FILE, TrainConfig
 
@@ -70,11 +71,11 @@ def evaluate(
 def _load(path: Path) -> tuple[Any, TrainConfig]:
     """Returns a model, and how images are prepared for it."""
     import irpe
-    from irpe.train.runs import load_run, read_config
+    from irpe.train.runs import read_config
 
+    model: Any = load_model(path) if path.is_dir() else irpe.load_published(path)
     if (path / RUN_FILE).is_file():
-        return load_run(path), read_config(path)
-    model: Any = irpe.load_equipped(path) if path.is_dir() else irpe.load_published(path)
+        return model, read_config(path)
     prepared: Any = model.pretrained_cfg
     tag = prepared.get("tag")
     config = TrainConfig(

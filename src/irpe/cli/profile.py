@@ -59,7 +59,7 @@ def profile(
         report = _paper_report()
     elif resolutions is not None:
         _refuse("--resolutions", {"--compare": compare or None, **measured})
-        sizes = _sizes(resolutions)
+        sizes = parse_sizes(resolutions)
         report = _resolutions_report(model or _MODEL, _single(encoding), sizes)
     else:
         if compare:
@@ -92,7 +92,8 @@ def _single(encodings: list[str] | None) -> str:
     return encodings[0] if encodings else _ENCODING
 
 
-def _sizes(text: str) -> list[int]:
+def parse_sizes(text: str) -> list[int]:
+    """Returns the sizes in a text such as "224,384"."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) for part in parts):
         raise ValueError(f"--resolutions {text!r}: write sizes such as 224,384,512")

@@ -7,6 +7,7 @@ import torch
 import typer
 
 from irpe.cli.load import load_model
+from irpe.cli.profile import parse_sizes
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.files import write_text
@@ -197,7 +198,7 @@ def cost(
     if compare:
         _write(_cost_bars(model, encodings, rounds), output)
         return
-    _write(_cost_curves(model, encodings, _parse_sizes(resolutions)), output)
+    _write(_cost_curves(model, encodings, parse_sizes(resolutions)), output)
 
 
 @app.command(epilog="Example: `irpe show training runs/*`")
@@ -265,13 +266,6 @@ def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":
     times = {name: cost.time_ratio or 0.0 for name, cost in zip(names, costs, strict=True)}
     memory = {name: float(cost.memory or 0) for name, cost in zip(names, costs, strict=True)}
     return plot_cost_bars(times, memory, reference=plain)
-
-
-def _parse_sizes(text: str) -> list[int]:
-    try:
-        return [int(size) for size in text.split(",")]
-    except ValueError:
-        raise ValueError(f"resolutions {text!r} are not understood: write 224,384") from None
 
 
 def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention], Any]":

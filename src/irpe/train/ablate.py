@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,13 @@ from irpe.train.classify import Classification
 from irpe.train.config import TrainConfig
 from irpe.train.engine import fit, make_accelerator
 from irpe.train.images import Source
-from irpe.train.loading import Batch, Batches, EveryImage, Images, make_loader
+from irpe.train.loading import Images, every_batch
 from irpe.train.logs import Monitor
+from irpe.viz.training import read_metrics
 
 MOVES = (0, 1, 2)
 _RESULT = "result.json"
+_BATCH = 256  # images at a time in evaluation
 _MOST_TIMED = 64  # images in a step that is timed, on the CPU
 _DIRECTIONS = ((0, 1), (1, 0), (0, -1), (-1, 0))
 
@@ -213,18 +215,12 @@ def find_hits(
     movers = [make_mover(count, embedding.patch_size[0], black) for count in moves]
     hits: list[list[bool]] = [[] for _ in moves]
     with torch.no_grad(), accelerator.autocast():
-        for batch in _batches(images, workers):
+        for batch in every_batch(images, _BATCH, workers):
             readable = ~batch.broken
             pixels, labels = batch.images[readable].to(device), batch.labels[readable].to(device)
             for found, move in zip(hits, movers, strict=True):
                 found += (model(move(pixels)).argmax(1) == labels).tolist()
     return tuple("".join("01"[hit] for hit in found) for found in hits)
-
-
-def _batches(images: Images, workers: int) -> Iterator[Batch]:
-    share = EveryImage(len(images.source), 1, 0)
-    loader = make_loader(images, Batches(share, 0, 256, drops_last=False), workers)
-    return map(Batch._make, loader)
 
 
 def _run_cell(cell: Cell, data: tuple[Source, Source], monitor: Monitor) -> Result:
@@ -234,7 +230,7 @@ def _run_cell(cell: Cell, data: tuple[Source, Source], monitor: Monitor) -> Resu
     task = Classification(cell.config, *data)
     model = fit(task, cell.directory, monitor, accelerator).eval()
     hits = find_hits(model, task.val_images, MOVES, accelerator, cell.config.workers)
-    top5 = task.evaluate(model, accelerator)["top5"]
+    top5 = read_metrics(cell.directory)["top5"][-1]
     result = Result(cell.row.name, cell.config.seed, hits, top5)
     write_text(cell.directory / _RESULT, json.dumps(dataclasses.asdict(result)) + "\n")
     return result

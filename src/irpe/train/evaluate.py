@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional
 
-from irpe.train.loading import Batch, Batches, EveryImage, Images, make_loader
+from irpe.train.loading import Batch, Images, every_batch
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,11 @@ def evaluate(
         batch_size: Images at a time.
         workers: Processes that read images.
     """
-    share = EveryImage(len(images.source), accelerator.num_processes, accelerator.process_index)
-    loader = make_loader(images, Batches(share, 0, batch_size, drops_last=False), workers)
+    share = accelerator.num_processes, accelerator.process_index
     sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
     with torch.no_grad(), accelerator.autocast():
-        for batch in map(Batch._make, loader):
+        for batch in every_batch(images, batch_size, workers, *share):
             logits = model(batch.images.to(accelerator.device))
             sums += _count(logits.float().cpu(), batch)
     if accelerator.num_processes > 1:

@@ -173,6 +173,15 @@ def make_loader(images: Images, batches: Batches, workers: int) -> DataLoader[An
     )
 
 
+def every_batch(
+    images: Images, batch_size: int, workers: int, num_replicas: int = 1, rank: int = 0
+) -> Iterator[Batch]:
+    """Returns the batches of a process's share of all images, for evaluation."""
+    share = EveryImage(len(images.source), num_replicas, rank)
+    batches = Batches(share, 0, batch_size, drops_last=False)
+    return map(Batch._make, make_loader(images, batches, workers))
+
+
 def _leave_group(_: int) -> None:
     """Takes a worker out of the run's process group.
 
