@@ -72,6 +72,8 @@ class Views:
             )
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip = {self.flip} is no probability from 0 to 1")
+        if min(self.std) <= 0:
+            raise ValueError(f"std = {self.std} must be positive: colours are divided by it")
 
     @property
     def is_random(self) -> bool:
