@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from irpe.viz.canvas import COLOURS, draw_map, new_figure, panel_shape, panels, styled
+from irpe.viz.canvas import COLOURS, DPI, draw_map, new_figure, panel_shape, panels, styled
 from irpe.viz.labels import Box, place_labels
 
 if TYPE_CHECKING:
@@ -116,6 +116,7 @@ def _draw(
     for axes, item in zip(drawn, items, strict=True):
         _draw_boxes(axes, item, colours)
     _add_legend(figure, items, {} if has_names else colours)
+    figure.set_dpi(DPI)  # the size of letters depends on it
     figure.draw_without_rendering()  # labels find their places once the pictures have theirs
     figure.set_layout_engine("none")
     for axes, item in zip(drawn, items, strict=True):
@@ -152,16 +153,14 @@ def _draw_box(axes: "Axes", box: Box, **style: Any) -> None:
 
 def _draw_labels(axes: "Axes", item: DetectedImage, texts: "list[Text]") -> None:
     """Moves the labels, the best first, to their places; those without a place are left out."""
-    to_data = axes.transData.inverted()
-    sizes = [_extent(text).transformed(to_data) for text in texts]
-    sizes = [(abs(size.width), abs(size.height)) for size in sizes]
+    extents = [_extent(axes, text) for text in texts]
     boxes = [item.boxes[number] for number in _best_first(item.scores)]
-    corners = place_labels(boxes, sizes, _size(item.image))
-    for rank, (text, corner, size) in enumerate(zip(texts, corners, sizes, strict=True)):
+    corners = place_labels(boxes, [extent[2:] for extent in extents], _size(item.image))
+    for rank, (text, corner, extent) in enumerate(zip(texts, corners, extents, strict=True)):
         if corner is None:
             text.remove()
             continue
-        text.set_position((corner[0] + size[0] / 2, corner[1] + size[1] / 2))
+        text.set_position((corner[0] - extent[0], corner[1] - extent[1]))
         text.set_zorder(5 - rank / len(texts))
 
 
@@ -172,8 +171,6 @@ def _write(axes: "Axes", text: str, colour: str, points: float) -> "Text":
         text,
         fontsize=points,
         color=_readable_on(colour),
-        ha="center",
-        va="center_baseline",
         bbox={
             "boxstyle": "square,pad=0.12",
             "facecolor": colour,
@@ -183,10 +180,11 @@ def _write(axes: "Axes", text: str, colour: str, points: float) -> "Text":
     )
 
 
-def _extent(text: Any) -> Any:
-    """Returns the box of a label, its background included, on the canvas."""
+def _extent(axes: "Axes", text: Any) -> tuple[float, float, float, float]:
+    """Returns left, top, width and height of a label with its background, in pixels."""
     text.update_bbox_position_size(text.figure.canvas.get_renderer())
-    return text.get_bbox_patch().get_window_extent()
+    extent = text.get_bbox_patch().get_window_extent().transformed(axes.transData.inverted())
+    return extent.xmin, extent.ymin, abs(extent.width), abs(extent.height)
 
 
 def _add_legend(figure: "Figure", items: Sequence[DetectedImage], colours: dict[str, str]) -> None:

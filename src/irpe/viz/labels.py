@@ -12,8 +12,8 @@ def place_labels(
 ) -> list[tuple[float, float] | None]:
     """Returns the left and top of each label, `None` where there is no room for it.
 
-    The first boxes choose first. A label stays clear of the labels before it above all, then of its own box if it would hide
-    much of it, then of other boxes.
+    The first boxes choose first. A label stays clear of the labels before it above all, then of
+    its own box if it would hide much of it, then of other boxes.
 
     Args:
         boxes: The boxes, the most important first.
