@@ -10,6 +10,7 @@ from irpe.viz.buckets import plot_buckets
 from irpe.viz.canvas import save_figure
 from irpe.viz.capture import CapturedAttention, capture
 from irpe.viz.cost import plot_cost_bars, plot_cost_curves
+from irpe.viz.detections import DetectedImage, plot_contact_sheet, plot_detections
 from irpe.viz.explorer import explorer_page
 from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index import plot_index
@@ -19,6 +20,7 @@ from irpe.viz.training import plot_training, read_metrics
 
 __all__ = [
     "CapturedAttention",
+    "DetectedImage",
     "Locality",
     "capture",
     "default_image",
@@ -27,8 +29,10 @@ __all__ = [
     "measure_locality",
     "plot_attention",
     "plot_buckets",
+    "plot_contact_sheet",
     "plot_cost_bars",
     "plot_cost_curves",
+    "plot_detections",
     "plot_index",
     "plot_locality",
     "plot_scores",

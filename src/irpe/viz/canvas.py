@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 COLUMN = 8.0  # centimetres: the width of a column of the paper
 FORMATS = (".png", ".svg")
+DPI = 200
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STAR = "#E8000B"
@@ -138,7 +139,7 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
         figure.savefig(
             file,
             format=path.suffix[1:],
-            dpi=200,
+            dpi=DPI,
             metadata=metadata,
             bbox_inches="tight",
             pad_inches=0.03,
