@@ -18,7 +18,7 @@ from typer.testing import CliRunner  # noqa: E402
 
 from irpe.cli.app import app  # noqa: E402
 from irpe.train.build import build_model  # noqa: E402
-from irpe.train.config import TrainConfig  # noqa: E402
+from irpe.train.config import ClassifierConfig  # noqa: E402
 
 METRICS = (
     "epoch,lr,train_loss,val_loss,top1,top5,seconds\n1,0.1,2,1.5,40,80,10\n2,0.1,1,1,60,90,10\n"
@@ -30,7 +30,7 @@ def run(tmp_path_factory):
     """The folder of a run on grey pictures of 28 x 28, on a grid of 7 x 7."""
     folder = tmp_path_factory.mktemp("runs") / "k"
     torch.manual_seed(0)
-    config = TrainConfig(
+    config = ClassifierConfig(
         model="vit_tiny_patch16_224",
         model_args={"patch_size": 4, "embed_dim": 32, "num_heads": 2, "depth": 3},
         encoding="product-contextual-k",

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from irpe.train.classify import Classification
-from irpe.train.config import TrainConfig
+from irpe.train.config import ClassifierConfig
 from irpe.train.engine import Trainer, fit, make_accelerator
 from irpe.train.images import Part, open_images
 from irpe.train.logs import Silence
 
-CONFIG = TrainConfig(
+CONFIG = ClassifierConfig(
     model="vit_tiny_patch16_224",
     model_args={"patch_size": 7, "embed_dim": 16, "depth": 2, "num_heads": 2},
     encoding="product-contextual-qkv",

@@ -1,18 +1,33 @@
 import pytest
 
-from irpe.train.config import TrainConfig
+from irpe.train.config import ClassifierConfig, DetectorConfig, parse_config
 
-CONFIG = TrainConfig(model="deit_tiny_patch16_224", model_args={"depth": 2})
-
-
-def test_text_round_trip():
-    assert TrainConfig.from_json(CONFIG.to_json()) == CONFIG
+CONFIG = ClassifierConfig(model="deit_tiny_patch16_224", model_args={"depth": 2})
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"model": "x", "epochz": 3}', '{"model"'])
+DETECTOR = DetectorConfig(classes=("a", "b"))
+
+
+@pytest.mark.parametrize("config", [CONFIG, DETECTOR])
+def test_text_round_trip(config):
+    assert parse_config(config.to_json()) == config
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"model": "x"}',
+        '{"task": "sleep"}',
+        '{"task": "detection", "z": 3}',
+        '{"task"',
+    ],
+)
 def test_damaged_text(text):
     with pytest.raises(ValueError, match="not the configuration of a run"):
-        TrainConfig.from_json(text)
+        parse_config(text)
 
 
 def test_a_misspelt_field_gets_the_nearest():
@@ -23,6 +38,7 @@ def test_a_misspelt_field_gets_the_nearest():
 @pytest.mark.parametrize(
     ("field", "value", "match"),
     [
+        ("last_epochs", 300, "last_epochs = 300 must be less than epochs = 300"),
         ("epochs", 0, "epochs = 0 must be at least 1"),
         ("lr", 0.0, "lr = 0.0 must be greater than 0"),
         ("lr", float("nan"), "lr = nan"),
@@ -38,3 +54,18 @@ def test_a_misspelt_field_gets_the_nearest():
 def test_bad_values(field, value, match):
     with pytest.raises(ValueError, match=match):
         CONFIG.replace(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "match"),
+    [
+        ("short_side", 400, "short_side = 400 must be at least 480"),
+        ("long_side", 700, "long_side = 700 must be at least 800"),
+        ("flip", 2, "flip = 2 must be between 0 and 1"),
+        ("views", -1, "views = -1 must be at least 0"),
+        ("mixup", 0.8, "field of detection 'mixup' is not one of"),
+    ],
+)
+def test_bad_values_of_a_detector(field, value, match):
+    with pytest.raises(ValueError, match=match):
+        DETECTOR.replace(**{field: value})

@@ -53,7 +53,7 @@ from irpe.adapters.transformers_attention import (
 # Attributes that do not make another model: states, and what the configuration tells already.
 PASSING = {
     "gradient_checkpointing", "name_or_path", "shift_size", "window_size", "_is_hf_initialized",
-    "_output_capturing_hooks_installed",
+    "_output_capturing_hooks_installed", "_loss_function",
 }  # fmt: skip
 _POSITIONS = "position_embeddings"
 # By the embeddings: the block of the model, and the class that the attention in it gets.

@@ -14,7 +14,8 @@ from rich.table import Table
 from irpe.cli.fields import with_fields
 from irpe.cli.train import STOPPED, find_recipe
 from irpe.extras import require
-from irpe.train.config import TrainConfig
+from irpe.recipes.classification import RECIPES
+from irpe.train.config import ClassifierConfig, RunConfig
 
 EPILOG = """
 **Examples**
@@ -31,7 +32,7 @@ Stopped at any moment, the same command goes on where it was: finished cells are
 """
 
 
-@with_fields("encoding", "absolute", "seed")
+@with_fields(ClassifierConfig, without=("encoding", "absolute", "seed"))
 def ablate(
     recipe: Annotated[
         str | None,
@@ -63,7 +64,7 @@ def ablate(
 
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
-    base = _with_grid(find_recipe(recipe).replace(**given), grid)
+    base = _with_grid(find_recipe(recipe, RECIPES).replace(**given), grid)
     title, rows = _choose_rows(table, buckets, row or [])
     data = open_images(base.data, base.root, base.holdout)
     cells = plan(rows, base, seeds, data, output)
@@ -140,7 +141,7 @@ class LiveTable:
                 markup=False,
             )
 
-    def start(self, config: TrainConfig, steps: int, done: int) -> None:
+    def start(self, config: RunConfig, steps: int, done: int) -> None:
         """A run begins."""
         self.steps = steps * config.epochs
 
@@ -190,7 +191,7 @@ def _parse_row(text: str) -> Any:
     return Row(name, encoding, absolute or "none")
 
 
-def _with_grid(config: TrainConfig, grid: int) -> TrainConfig:
+def _with_grid(config: ClassifierConfig, grid: int) -> ClassifierConfig:
     if not grid:
         return config
     patch, rest = divmod(config.image_size, grid)

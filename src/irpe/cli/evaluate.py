@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
+from irpe.cli.evaluate_boxes import describe_detector, evaluate_boxes, is_detector
 from irpe.cli.load import load_model
 from irpe.extras import require
-from irpe.train.config import RUN_FILE, TrainConfig
+from irpe.train.config import RUN_FILE, ClassifierConfig, Config, DetectorConfig
 
 EPILOG = """
 **Examples**
@@ -21,21 +22,32 @@ EPILOG = """
 `irpe eval deit_small_patch16_224_ctx_product_50_shared_k.pth --data IMAGENET`
 
 `torchrun --nproc_per_node 2 -m irpe eval runs/laptop` (each image counts once)
+
+`irpe eval runs/detr_small --split test --draw 12` (average precision, and pictures)
 """
 
 
 def evaluate(
     path: Annotated[Path, typer.Argument(help="A run, an equipped model, or a published file.")],
     data: Annotated[
-        str | None, typer.Option(help="A folder, tar or idx files, a timm data set name.")
+        str | None, typer.Option(help="The images, as in irpe train [those of the run].")
     ] = None,
     root: Annotated[str | None, typer.Option(help="Where a data set with a name is kept.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Images at a time.")] = 256,
+    split: Annotated[
+        str | None, typer.Option(help="Detectors: the images [those the run evaluates on].")
+    ] = None,
+    draw: Annotated[int, typer.Option(help="Detectors: save pictures of so many images.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Detectors: where to [PATH/eval].")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images at a time [256; detectors 4].")
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
     precision: Annotated[str, typer.Option(help="Mixed precision: no, bf16 or fp16.")] = "no",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Top-1 and top-5 on the validation images."""
+    """Top-1 and top-5 of a classifier, average precision of a detector."""
     require("accelerate", "train")
     require("timm", "train")
     from irpe.train.engine import make_accelerator
@@ -43,16 +55,25 @@ def evaluate(
     from irpe.train.evaluate import evaluate as score_of
     from irpe.train.loading import eval_images
 
-    if batch_size < 1 or workers < 0:
-        raise ValueError(f"batch_size = {batch_size}, workers = {workers}: at least 1 and 0")
+    if (batch_size or 1) < 1 or workers < 0 or draw < 0:
+        raise ValueError(
+            f"batch_size = {batch_size}, workers = {workers}, draw = {draw}: at least 1, 0 and 0"
+        )
     accelerator = make_accelerator(precision)
     model, config = _load(path)
+    if isinstance(config, DetectorConfig):
+        config = config if data is None else config.replace(data=data, limit=0)
+        evaluate_boxes(
+            path, model, config, accelerator, split, batch_size or 4, workers, draw, output, as_json
+        )
+        return
+    if split is not None or draw or output is not None:
+        raise ValueError("--split, --draw and --output are for detectors: this is a classifier")
     if data is not None:
         config = config.replace(data=data, root=root, holdout=0.0)
     source = _open(config, model, is_own=data is None)
-    score = score_of(
-        model.to(accelerator.device), eval_images(source, config), accelerator, batch_size, workers
-    )
+    model, images = model.to(accelerator.device), eval_images(source, config)
+    score = score_of(model, images, accelerator, batch_size or 256, workers)
     check_broken(score, config.max_broken, config.data)
     if not accelerator.is_main_process:
         return
@@ -68,7 +89,7 @@ def evaluate(
     )
 
 
-def _load(path: Path) -> tuple[Any, TrainConfig]:
+def _load(path: Path) -> tuple[Any, Config]:
     """Returns a model, and how images are prepared for it."""
     import irpe
     from irpe.train.runs import read_config
@@ -76,9 +97,11 @@ def _load(path: Path) -> tuple[Any, TrainConfig]:
     model: Any = load_model(path) if path.is_dir() else irpe.load_published(path)
     if (path / RUN_FILE).is_file():
         return model, read_config(path)
+    if is_detector(model):
+        return model, describe_detector(model)
     prepared: Any = model.pretrained_cfg
     tag = prepared.get("tag")
-    config = TrainConfig(
+    config = ClassifierConfig(
         model=prepared["architecture"] + (f".{tag}" if tag else ""),
         data="",
         image_size=model.patch_embed.img_size[0],
@@ -88,7 +111,7 @@ def _load(path: Path) -> tuple[Any, TrainConfig]:
     return model, config
 
 
-def _open(config: TrainConfig, model: Any, is_own: bool) -> Any:
+def _open(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
     """Returns the validation images; those of a run's own data count the classes it trained."""
     from irpe.train.images import open_images, open_split
 

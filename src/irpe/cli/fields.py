@@ -4,36 +4,56 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from irpe.train.config import TrainConfig
+from irpe.train.config import ClassifierConfig, DetectorConfig, RunConfig
 
 _PLAIN = (str, int, float, bool)
 _OPTIONAL = {"initial", "root"}  # "none" takes them away
+_PANELS = {
+    RunConfig: "Fields of every recipe",
+    ClassifierConfig: "Fields of recipes for classifiers",
+    DetectorConfig: "Fields of recipes for detectors",
+}
 
 
 Command = Callable[..., None]
 
 
-def with_fields(*without: str) -> Callable[[Command], Command]:
-    """Adds an option for each field of `TrainConfig` to a command, but for some.
+def with_fields(
+    *configs: type[RunConfig], without: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Adds an option for each field of some configurations to a command.
 
     The command gets those that were given in its last argument, `changes`.
+
+    Args:
+        configs: The configurations.
+        without: Fields that get no option.
     """
-    fields = [field for field in dataclasses.fields(TrainConfig) if field.name not in without]
-    return functools.partial(_with_options, fields)
+    options = {
+        field.name: _option(kind, field)
+        for config in configs
+        for kind in (RunConfig, config)
+        for field in dataclasses.fields(kind)
+        if field.metadata and field.name not in {*without, *_shared(kind)}
+    }
+    return functools.partial(_with_options, options)
 
 
-def _with_options(fields: list["dataclasses.Field[Any]"], command: Command) -> Command:
+def _shared(kind: type[RunConfig]) -> set[str]:
+    shared = {field.name for field in dataclasses.fields(RunConfig)}
+    return set() if kind is RunConfig else shared
+
+
+def _with_options(options: dict[str, inspect.Parameter], command: Command) -> Command:
     own = list(inspect.signature(command).parameters.values())[:-1]
-    names = [field.name for field in fields]
-    options = [_option(field) for field in fields]
 
     def run(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in names}
+        given = {name: arguments.pop(name) for name in options}
         changes = {name: value for name, value in given.items() if value is not None}
         for name in _OPTIONAL & set(changes):
             changes[name] = None if changes[name] == "none" else changes[name]
@@ -41,21 +61,19 @@ def _with_options(fields: list["dataclasses.Field[Any]"], command: Command) -> C
             changes["model_args"] = _read_json(changes["model_args"])
         command(**arguments, changes=changes)
 
-    parameters = [*own, *options]
+    parameters = [*own, *options.values()]
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__
     vars(run)["__signature__"] = inspect.Signature(parameters)
     return run
 
 
-def _option(field: "dataclasses.Field[Any]") -> inspect.Parameter:
-    hint = get_type_hints(TrainConfig)[field.name]
+def _option(config: type[RunConfig], field: "dataclasses.Field[Any]") -> inspect.Parameter:
+    hint = get_type_hints(config)[field.name]
     kind = hint if hint in _PLAIN else str
     name = "--" + field.name.replace("_", "-")
     flags = [f"{name}/--no-{name[2:]}"] if kind is bool else [name]
-    option = typer.Option(
-        *flags, help=field.metadata["help"], rich_help_panel="Fields of the recipe"
-    )
+    option = typer.Option(*flags, help=field.metadata["help"], rich_help_panel=_PANELS[config])
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,

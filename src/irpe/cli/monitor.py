@@ -1,6 +1,8 @@
 """A progress bar for a run: how far, how fast, how long still; a line for each epoch."""
 
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -12,8 +14,20 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.progress import track as rich_track
 
-from irpe.train.config import TrainConfig
+from irpe.train.config import RunConfig
+
+_SHOWN = {
+    "train_loss": "train {:.3f}",
+    "val_loss": "val {:.3f}",
+    "top1": "top-1 {:5.2f}",
+    "top5": "top-5 {:5.2f}",
+    "AP": "AP {:.3f}",
+    "AP50": "AP50 {:.3f}",
+    "AP75": "AP75 {:.3f}",
+    "images_per_second": "{:.0f} images/s",
+}
 
 
 class ProgressMonitor:
@@ -46,7 +60,7 @@ class ProgressMonitor:
     def __exit__(self, *error: object) -> None:
         self.progress.stop()
 
-    def start(self, config: TrainConfig, steps: int, done: int) -> None:
+    def start(self, config: RunConfig, steps: int, done: int) -> None:
         """Begins a bar over all steps of a run."""
         self.epochs, self.first = config.epochs, done
         self.task = self.progress.add_task(
@@ -62,8 +76,12 @@ class ProgressMonitor:
 
     def epoch(self, row: dict[str, float]) -> None:
         """Prints the numbers of an epoch."""
-        self.console.print(
-            f"epoch {int(row['epoch']):>3}/{self.epochs}  train {row['train_loss']:.3f}  "
-            f"val {row['val_loss']:.3f}  top-1 {row['top1']:5.2f}  top-5 {row['top5']:5.2f}  "
-            f"{row['images_per_second']:.0f} images/s"
-        )
+        shown = [text.format(row[name]) for name, text in _SHOWN.items() if name in row]
+        self.console.print(f"epoch {int(row['epoch']):>3}/{self.epochs}  {'  '.join(shown)}")
+
+
+def track(work: Iterable[Any], count: int, name: str) -> Iterable[Any]:
+    """Shows a bar over some long work, in a terminal."""
+    return rich_track(
+        work, name, count, console=Console(stderr=True), disable=not sys.stderr.isatty()
+    )

@@ -3,8 +3,9 @@
 import difflib
 import inspect
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -12,9 +13,10 @@ from rich.table import Table
 
 from irpe.cli.fields import with_fields
 from irpe.extras import require
-from irpe.recipes.classification import RECIPES
-from irpe.train.config import TrainConfig
+from irpe.recipes import RECIPES
+from irpe.train.config import ClassifierConfig, Config, DetectorConfig
 
+C = TypeVar("C")
 STOPPED = 143  # what a shell reports for a program that SIGTERM ended
 
 EPILOG = """
@@ -28,11 +30,13 @@ EPILOG = """
 
 `torchrun --nproc_per_node 8 -m irpe train deit_small --data IMAGENET` (many devices)
 
+`irpe train detr_small --data FOLDER --encoding product-contextual-k@2.0` (find objects)
+
 `irpe train --resume runs/laptop` (go on where it stopped)
 """
 
 
-@with_fields()
+@with_fields(ClassifierConfig, DetectorConfig)
 def train(
     recipe: Annotated[str | None, typer.Argument(help="The recipe; see --list.")] = None,
     output: Annotated[
@@ -42,7 +46,7 @@ def train(
     show_list: Annotated[bool, typer.Option("--list", help="List the recipes and exit.")] = False,
     changes: dict[str, Any] | None = None,
 ) -> None:
-    """Train an image classifier with or without a relative position encoding."""
+    """Train an image classifier or a DETR, with or without a relative position encoding."""
     if show_list:
         _print_recipes()
         return
@@ -55,27 +59,25 @@ def train(
             raise ValueError("--resume takes everything from the run: give nothing beside it")
         _run(read_config(resume), resume, is_new=False)
         return
-    config = find_recipe(recipe).replace(**(changes or {}))
+    config = find_recipe(recipe, RECIPES).replace(**(changes or {}))
     directory = output or Path("runs") / str(recipe)
     _run(config, directory, is_new=True)
 
 
-def find_recipe(name: str | None) -> TrainConfig:
+def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
     """Returns the configuration of a recipe."""
     if name is None:
-        raise ValueError(f"name a recipe: {', '.join(RECIPES)}; irpe train --list tells of them")
-    if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1)
+        raise ValueError(f"name a recipe: {', '.join(recipes)}; irpe train --list tells of them")
+    if name not in recipes:
+        near = difflib.get_close_matches(name, recipes, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"recipe {name!r} is not one of {', '.join(RECIPES)}{hint}")
-    return RECIPES[name]()
+        raise ValueError(f"recipe {name!r} is not one of {', '.join(recipes)}{hint}")
+    return recipes[name]()
 
 
-def _run(config: TrainConfig, directory: Path, is_new: bool) -> None:
+def _run(config: Config, directory: Path, is_new: bool) -> None:
     from irpe.cli.monitor import ProgressMonitor
-    from irpe.train.classify import Classification
     from irpe.train.engine import StoppedError, fit, make_accelerator
-    from irpe.train.images import open_images
     from irpe.train.runs import CHECKPOINT
 
     accelerator = make_accelerator(config.precision)
@@ -86,9 +88,8 @@ def _run(config: TrainConfig, directory: Path, is_new: bool) -> None:
         )
     if (directory / CHECKPOINT).exists():
         config = config.replace(initial=None)  # the checkpoint has them
-    with accelerator.local_main_process_first():  # which may fetch the data
-        data = open_images(config.data, config.root, config.holdout)
-    task = Classification(config, *data)
+    with accelerator.local_main_process_first():  # which may fetch data or make feature maps
+        task = _open_task(config, is_shown)
     try:
         with ProgressMonitor(is_shown) as monitor:
             fit(task, directory, monitor, accelerator)
@@ -98,6 +99,24 @@ def _run(config: TrainConfig, directory: Path, is_new: bool) -> None:
         sys.exit(STOPPED)
     if is_shown:
         typer.echo(f"trained model in {directory / 'model'}, table of epochs in metrics.csv")
+
+
+def _open_task(config: Config, is_shown: bool) -> Any:
+    """Returns what a configuration is to learn, with its data."""
+    if isinstance(config, DetectorConfig):
+        require("transformers", "transformers")
+        from irpe.cli.monitor import track
+        from irpe.train.detect import open_detection
+
+        task = open_detection(config, track)
+        dropped = task.train.num_dropped + task.val.num_dropped
+        if is_shown and dropped:
+            typer.echo(f"{dropped} invalid boxes of {config.data} are left out", err=True)
+        return task
+    from irpe.train.classify import Classification
+    from irpe.train.images import open_images
+
+    return Classification(config, *open_images(config.data, config.root, config.holdout))
 
 
 def _print_recipes() -> None:

@@ -1,1 +1,8 @@
 """Recipes: functions that return the configuration of a run."""
+
+from collections.abc import Callable, Mapping
+
+from irpe.recipes import classification, detection
+from irpe.train.config import Config
+
+RECIPES: Mapping[str, Callable[[], Config]] = {**classification.RECIPES, **detection.RECIPES}

@@ -6,11 +6,11 @@ paper's: they have not been reproduced here.
 
 from collections.abc import Callable
 
-from irpe.train.config import TrainConfig
+from irpe.train.config import ClassifierConfig
 
 
-def _deit(size: str) -> TrainConfig:
-    return TrainConfig(
+def _deit(size: str) -> ClassifierConfig:
+    return ClassifierConfig(
         model=f"deit_{size}_patch16_224",
         epochs=300,
         batch_size=1024,
@@ -31,7 +31,7 @@ def _deit(size: str) -> TrainConfig:
     )
 
 
-def deit_tiny() -> TrainConfig:
+def deit_tiny() -> ClassifierConfig:
     """DeiT-Ti on ImageNet with the paper's settings.
 
     Command: torchrun --nproc_per_node 8 -m irpe train deit_tiny --data IMAGENET
@@ -42,7 +42,7 @@ def deit_tiny() -> TrainConfig:
     return _deit("tiny")
 
 
-def deit_small() -> TrainConfig:
+def deit_small() -> ClassifierConfig:
     """DeiT-S on ImageNet with the paper's settings.
 
     Command: torchrun --nproc_per_node 8 -m irpe train deit_small --data IMAGENET
@@ -53,7 +53,7 @@ def deit_small() -> TrainConfig:
     return _deit("small")
 
 
-def deit_base() -> TrainConfig:
+def deit_base() -> ClassifierConfig:
     """DeiT-B on ImageNet with the paper's settings.
 
     Command: torchrun --nproc_per_node 8 -m irpe train deit_base --data IMAGENET
@@ -64,7 +64,7 @@ def deit_base() -> TrainConfig:
     return _deit("base")
 
 
-def swin_tiny() -> TrainConfig:
+def swin_tiny() -> ClassifierConfig:
     """Swin-T on ImageNet, contextual QKV in the place of its own bias.
 
     Command: torchrun --nproc_per_node 8 -m irpe train swin_tiny --data IMAGENET --precision bf16
@@ -83,7 +83,7 @@ def swin_tiny() -> TrainConfig:
     )
 
 
-def cars() -> TrainConfig:
+def cars() -> ClassifierConfig:
     """DeiT-B fine-tuned on Stanford Cars at 224.
 
     Command: irpe train cars --data CARS --initial RUN_OR_CONVERTED_DEIT_BASE
@@ -95,7 +95,7 @@ def cars() -> TrainConfig:
     )
 
 
-def cub() -> TrainConfig:
+def cub() -> ClassifierConfig:
     """DeiT-B fine-tuned on CUB-200-2011 at 224.
 
     Command: irpe train cub --data CUB --initial RUN_OR_CONVERTED_DEIT_BASE
@@ -105,7 +105,7 @@ def cub() -> TrainConfig:
     return cars()
 
 
-def deit_small_384() -> TrainConfig:
+def deit_small_384() -> ClassifierConfig:
     """DeiT-S fine-tuned at 384 from a run at 224.
 
     Command: torchrun --nproc_per_node 8 -m irpe train deit_small_384 --data IMAGENET
@@ -125,14 +125,14 @@ def deit_small_384() -> TrainConfig:
     )
 
 
-def laptop() -> TrainConfig:
+def laptop() -> ClassifierConfig:
     """A small ViT on the embedded images, 7 x 7 patches: the model of `irpe ablate`.
 
     Command: irpe train laptop --encoding product-contextual-k --absolute none
     Cost: 6 epochs of 6,000 images, about 40 seconds on 2 cores.
     Score: 74.8 and 75.8 with two seeds (irpe ablate).
     """
-    return TrainConfig(
+    return ClassifierConfig(
         model="vit_tiny_patch16_224",
         model_args={
             "patch_size": 4,
@@ -154,7 +154,7 @@ def laptop() -> TrainConfig:
     )
 
 
-def laptop_64() -> TrainConfig:
+def laptop_64() -> ClassifierConfig:
     """A small ViT on colour images of 64 x 64, 8 x 8 patches.
 
     Command: irpe train laptop_64 --data FOLDER --encoding product-contextual-k --absolute none
@@ -162,7 +162,7 @@ def laptop_64() -> TrainConfig:
     Score: 14.6 after one epoch (--epochs 1 --warmup-epochs 0) on 29 classes of Tiny-ImageNet, where
     chance is 3.4; not trained to the end here.
     """
-    return TrainConfig(
+    return ClassifierConfig(
         model="vit_tiny_patch16_224",
         model_args={"patch_size": 8, "embed_dim": 96, "depth": 4, "num_heads": 3},
         image_size=64,
@@ -177,7 +177,7 @@ def laptop_64() -> TrainConfig:
     )
 
 
-RECIPES: dict[str, Callable[[], TrainConfig]] = {
+RECIPES: dict[str, Callable[[], ClassifierConfig]] = {
     recipe.__name__: recipe
     for recipe in (
         deit_tiny, deit_small, deit_base, swin_tiny, cars, cub, deit_small_384, laptop, laptop_64,

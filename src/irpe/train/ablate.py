@@ -19,7 +19,7 @@ from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.measure import interleaved
 from irpe.train.build import build_model
 from irpe.train.classify import Classification
-from irpe.train.config import TrainConfig
+from irpe.train.config import ClassifierConfig
 from irpe.train.engine import fit, make_accelerator
 from irpe.train.images import Source
 from irpe.train.loading import Images, every_batch
@@ -59,7 +59,7 @@ class Cell:
     """
 
     row: Row
-    config: TrainConfig
+    config: ClassifierConfig
     directory: Path
 
 
@@ -114,7 +114,7 @@ class Table(Protocol):
 
 def plan(
     rows: Sequence[Row],
-    base: TrainConfig,
+    base: ClassifierConfig,
     seeds: int,
     data: tuple[Source, Source],
     directory: Path,

@@ -83,6 +83,11 @@ class BoxSource:
         """Returns the id of an image in `content`."""
         return self.content["images"][index]["id"]
 
+    def size(self, index: int) -> tuple[int, int]:
+        """Returns the height and width of an image."""
+        recorded = self.content["images"][index]
+        return recorded["height"], recorded["width"]
+
     def first(self, count: int) -> "BoxSource":
         """Returns the first images alone, all where there are fewer."""
         if count < 1:

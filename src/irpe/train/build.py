@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from irpe.adapters.equip import equip
 from irpe.train.checkpoint import read_torch
-from irpe.train.config import TrainConfig
+from irpe.train.config import ClassifierConfig
 
 Weights = dict[str, Tensor]
+_HEADS = ("head", "head_dist", "class_labels_classifier")
 
 
-def build_model(config: TrainConfig, num_classes: int) -> nn.Module:
+def build_model(config: ClassifierConfig, num_classes: int) -> nn.Module:
     """Returns the model to train; its random start follows from torch's random numbers.
 
     Args:
@@ -78,7 +79,7 @@ def start_from(model: nn.Module, weights: Weights, name: str) -> None:
     weights = {key: value for key, value in weights.items() if not _is_replaced(key, own)}
     if "pos_embed" in weights and weights["pos_embed"].shape != own["pos_embed"].shape:
         weights["pos_embed"] = _resample(model, weights["pos_embed"])
-    heads = {key for key in own if key.split(".")[0] in ("head", "head_dist")}
+    heads = {key for key in own if key.split(".")[0] in _HEADS}
     fresh = {key for key in heads if key in weights and weights[key].shape != own[key].shape}
     fresh |= heads - set(weights)
     fresh |= {key for key in own if ".rpe." in key and key not in weights}

@@ -10,7 +10,7 @@ from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossE
 from torch import Tensor, nn
 
 from irpe.train.build import build_model
-from irpe.train.config import TrainConfig
+from irpe.train.config import ClassifierConfig
 from irpe.train.evaluate import check_broken, evaluate
 from irpe.train.images import Source
 from irpe.train.loading import Batch, Images, eval_images, train_images
@@ -26,7 +26,7 @@ class Classification:
         val: The images to evaluate on.
     """
 
-    config: TrainConfig
+    config: ClassifierConfig
     train: Source
     val: Source
 
@@ -43,26 +43,47 @@ class Classification:
             )
             self.criterion = SoftTargetCrossEntropy()
 
+    def check_batch(self, size: int) -> None:
+        """Raises an error if images cannot be paired."""
+        if size % 2 and self.mixup is not None:
+            raise ValueError(
+                f"mixup and cutmix pair images: {size} at a time on a device must be even"
+            )
+
     def build(self) -> nn.Module:
         """Returns the model at its start."""
         return build_model(self.config, len(self.train.classes))
 
-    def loss(self, model: nn.Module, content: Any, device: torch.device) -> Tensor:
+    def groups(self, model: nn.Module) -> nn.Module:
+        """Returns the model: timm tells which of its parameters decay."""
+        return model
+
+    def begin_step(self, batches: list[Batch], accelerator: Accelerator) -> None:
+        """Needs nothing."""
+
+    def loss(self, model: nn.Module, batch: Batch, device: torch.device) -> Tensor:
         """Returns the mean loss of a batch."""
-        batch = Batch._make(content)
         images, labels = batch.images.to(device), batch.labels.to(device)
         if self.mixup is not None:
             images, labels = self.mixup(images, labels)
         return self.criterion(model(images).float(), labels)
 
-    def broken(self, content: Any) -> list[int]:
+    def broken(self, batch: Batch) -> list[int]:
         """Returns the numbers of a batch's images that could not be read."""
-        batch = Batch._make(content)
         return batch.indices[batch.broken].tolist()
 
-    def files(self, content: Any) -> list[str]:
+    def check_broken(self, broken: set[int]) -> None:
+        """Raises an error if too many images could not be read so far."""
+        if len(broken) > self.config.max_broken * len(self.train):
+            files = ", ".join(self.train.filename(index) for index in sorted(broken)[:8])
+            raise ValueError(
+                f"{len(broken)} of {len(self.train)} images cannot be read, more than "
+                f"max_broken = {self.config.max_broken}: {files}"
+            )
+
+    def files(self, batch: Batch) -> list[str]:
         """Returns where a batch's images come from."""
-        return [self.train.filename(index) for index in Batch._make(content).indices.tolist()]
+        return [self.train.filename(index) for index in batch.indices.tolist()]
 
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
         """Returns the numbers of a row of the run's table."""

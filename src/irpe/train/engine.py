@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from irpe.files import write_text
 from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint
-from irpe.train.config import RUN_FILE, TrainConfig
-from irpe.train.loading import Batches, Images, make_loader, seed_everything, train_sampler
+from irpe.train.config import RUN_FILE, RunConfig
+from irpe.train.loading import Batches, Drawn, make_loader, seed_everything, train_sampler
 from irpe.train.logs import Logs, Monitor
 from irpe.train.runs import CHECKPOINT, save_model
 
@@ -34,22 +34,45 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 class Task(Protocol):
     """What is learned: the data, the model, the loss and the score."""
 
-    config: TrainConfig
-    images: Images
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run."""
+        ...
+
+    @property
+    def images(self) -> Drawn:
+        """The images to train on."""
+        ...
+
+    def check_batch(self, size: int) -> None:
+        """Raises an error if that many images at a time on a device will not do."""
+        ...
 
     def build(self) -> nn.Module:
         """Returns the model at its start."""
         ...
 
-    def loss(self, model: nn.Module, content: Any, device: torch.device) -> Tensor:
-        """Returns the mean loss of a batch."""
+    def groups(self, model: nn.Module) -> Any:
+        """Returns what the optimizer learns, as timm takes it: a model, or groups of parameters."""
         ...
 
-    def broken(self, content: Any) -> list[int]:
+    def begin_step(self, batches: list[Any], accelerator: Accelerator) -> None:
+        """Is told the batches of a process before a step."""
+        ...
+
+    def loss(self, model: nn.Module, batch: Any, device: torch.device) -> Tensor:
+        """Returns the loss of a batch; the mean over batches and processes is the step's."""
+        ...
+
+    def broken(self, batch: Any) -> list[int]:
         """Returns the numbers of a batch's images that could not be read."""
         ...
 
-    def files(self, content: Any) -> list[str]:
+    def check_broken(self, broken: set[int]) -> None:
+        """Raises an error if too many images could not be read so far."""
+        ...
+
+    def files(self, batch: Any) -> list[str]:
         """Returns where a batch's images come from."""
         ...
 
@@ -123,10 +146,7 @@ class Trainer:
                 f"parts of device_batch_size = {self.part}: it must be a multiple of "
                 f"{processes * self.part}"
             )
-        if self.part % 2 and (config.mixup or config.cutmix):
-            raise ValueError(
-                f"mixup and cutmix pair images: {self.part} at a time on a device must be even"
-            )
+        self.task.check_batch(self.part)
         self.parts = share // self.part
         count = len(self.task.images.source)
         self.steps = len(self._sampler(0)) // share
@@ -149,10 +169,16 @@ class Trainer:
         self._check_directory()
         self.average = ModelEmaV3(self.raw, config.ema_decay) if config.ema_decay else None
         optimizer = create_optimizer_v2(
-            self.raw, opt=config.optimizer, lr=config.lr, weight_decay=config.weight_decay
+            self.task.groups(self.raw),
+            opt=config.optimizer,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
         )
         scheduler, _ = create_scheduler_v2(
             optimizer,
+            sched="step" if config.last_epochs else "cosine",
+            decay_epochs=config.epochs - config.last_epochs,
+            decay_rate=0.1,
             num_epochs=config.epochs,
             min_lr=config.min_lr,
             warmup_lr=config.warmup_lr,
@@ -220,8 +246,9 @@ class Trainer:
         place = self.config.seed, self.epoch, self.step, self.accelerator.process_index
         seed_everything(*place)
         total = 0.0
-        for part in range(self.parts):
-            content = next(contents)
+        parts = [next(contents) for _ in range(self.parts)]
+        self.task.begin_step(parts, self.accelerator)
+        for part, content in enumerate(parts):
             is_last = part == self.parts - 1
             with nullcontext() if is_last else self.accelerator.no_sync(self.model):
                 with self.accelerator.autocast():
@@ -274,13 +301,7 @@ class Trainer:
 
     def _note_broken(self, indices: list[int]) -> None:
         self.broken.update(indices)
-        source = self.task.images.source
-        if len(self.broken) > self.config.max_broken * len(source):
-            files = ", ".join(source.filename(index) for index in sorted(self.broken)[:8])
-            raise ValueError(
-                f"{len(self.broken)} of {len(source)} images cannot be read, more than "
-                f"max_broken = {self.config.max_broken}: {files}"
-            )
+        self.task.check_broken(self.broken)
 
     def _asked_to_stop(self, stopped: threading.Event) -> bool:
         """Tells whether any process was asked to stop, the same in all of them."""

@@ -5,7 +5,7 @@ import random
 import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import timm
@@ -14,9 +14,9 @@ from PIL import Image
 from timm.data.distributed_sampler import RepeatAugSampler
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
-from irpe.train.config import TrainConfig
+from irpe.train.config import ClassifierConfig, RunConfig
 from irpe.train.images import BrokenImageError, Source
 
 Item = tuple[Tensor, int, int, bool]
@@ -53,6 +53,31 @@ class Batch(NamedTuple):
     broken: Tensor
 
 
+class Files(Protocol):
+    """Images that are somewhere."""
+
+    def __len__(self) -> int: ...
+
+    def filename(self, index: int) -> str:
+        """Returns where an image comes from."""
+        ...
+
+
+class Drawn(Protocol):
+    """Images as a model sees them, one by one and in batches."""
+
+    @property
+    def source(self) -> Files:
+        """Where they come from."""
+        ...
+
+    def __getitem__(self, draw: Draw) -> Any: ...
+
+    def collate(self, items: list[Any]) -> Any:
+        """Returns a batch."""
+        ...
+
+
 class Images(Dataset[Any]):
     """Images of a source as tensors; small ones without augmentation are kept once they are made.
 
@@ -84,6 +109,10 @@ class Images(Dataset[Any]):
         if item[0].nbytes * len(self.source) < _KEPT_BYTES:
             self.kept[draw.number] = item
         return item
+
+    def collate(self, items: list[Item]) -> Batch:
+        """Returns a batch."""
+        return Batch._make(default_collate(items))
 
     def _read(self, index: int) -> tuple[Any, int, bool]:
         """Returns an image; the next one that can be read, where it cannot."""
@@ -147,7 +176,7 @@ class EveryImage:
         return iter(self.indices)
 
 
-def train_sampler(count: int, config: TrainConfig, num_replicas: int, rank: int, epoch: int) -> Any:
+def train_sampler(count: int, config: RunConfig, num_replicas: int, rank: int, epoch: int) -> Any:
     """Returns a process's share of an epoch, shuffled, with repeated augmentation if asked for."""
     numbers: Any = range(count)
     if config.repeats > 1:
@@ -161,11 +190,12 @@ def train_sampler(count: int, config: TrainConfig, num_replicas: int, rank: int,
     return sampler
 
 
-def make_loader(images: Images, batches: Batches, workers: int) -> DataLoader[Any]:
+def make_loader(images: Drawn, batches: Batches, workers: int) -> DataLoader[Any]:
     """Returns the loader of some batches; it takes nothing from torch's random numbers."""
     return DataLoader(
-        images,
+        images,  # pyright: ignore[reportArgumentType]
         batch_sampler=batches,  # pyright: ignore[reportArgumentType]
+        collate_fn=images.collate,
         num_workers=workers,
         worker_init_fn=_leave_group,
         generator=torch.Generator(),
@@ -174,12 +204,12 @@ def make_loader(images: Images, batches: Batches, workers: int) -> DataLoader[An
 
 
 def every_batch(
-    images: Images, batch_size: int, workers: int, num_replicas: int = 1, rank: int = 0
-) -> Iterator[Batch]:
+    images: Drawn, batch_size: int, workers: int, num_replicas: int = 1, rank: int = 0
+) -> Iterator[Any]:
     """Returns the batches of a process's share of all images, for evaluation."""
     share = EveryImage(len(images.source), num_replicas, rank)
     batches = Batches(share, 0, batch_size, drops_last=False)
-    return map(Batch._make, make_loader(images, batches, workers))
+    return iter(make_loader(images, batches, workers))
 
 
 def _leave_group(_: int) -> None:
@@ -192,7 +222,7 @@ def _leave_group(_: int) -> None:
         os.setsid()
 
 
-def train_images(source: Source, config: TrainConfig) -> Images:
+def train_images(source: Source, config: ClassifierConfig) -> Images:
     """Returns images as they are trained on."""
     is_random = bool(
         config.auto_augment
@@ -226,7 +256,7 @@ def train_images(source: Source, config: TrainConfig) -> Images:
     return Images(source, transform, _mode(config), config.seed)
 
 
-def eval_images(source: Source, config: TrainConfig) -> Images:
+def eval_images(source: Source, config: ClassifierConfig) -> Images:
     """Returns images as they are evaluated on."""
     transform: Any = create_transform(
         _input_size(config), crop_pct=config.crop, interpolation="bicubic", **_colours(config)
@@ -270,15 +300,15 @@ def _in_colours(image: Any, mode: str) -> Any:
     return image.convert(mode)
 
 
-def _input_size(config: TrainConfig) -> tuple[int, int, int]:
+def _input_size(config: ClassifierConfig) -> tuple[int, int, int]:
     return config.channels, config.image_size, config.image_size
 
 
-def _mode(config: TrainConfig) -> str:
+def _mode(config: ClassifierConfig) -> str:
     return "RGB" if config.channels == 3 else "L"
 
 
-def _colours(config: TrainConfig) -> dict[str, Any]:
+def _colours(config: ClassifierConfig) -> dict[str, Any]:
     """Returns the mean and deviation that the model is for, averaged for grey images."""
     model: Any = timm.get_pretrained_cfg(config.model)
     if model is None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from irpe.extras import require
 from irpe.files import write_text
-from irpe.train.config import TrainConfig
+from irpe.train.config import RunConfig
 
 METRICS = "metrics.csv"
 
@@ -15,7 +15,7 @@ METRICS = "metrics.csv"
 class Monitor(Protocol):
     """Is told how a run goes, to show it."""
 
-    def start(self, config: TrainConfig, steps: int, done: int) -> None:
+    def start(self, config: RunConfig, steps: int, done: int) -> None:
         """A run begins: its steps an epoch, and those that are done already."""
         ...
 
@@ -31,7 +31,7 @@ class Monitor(Protocol):
 class Silence:
     """A monitor that shows nothing."""
 
-    def start(self, config: TrainConfig, steps: int, done: int) -> None:
+    def start(self, config: RunConfig, steps: int, done: int) -> None:
         """Shows nothing."""
 
     def step(self, done: int, loss: float, num_images: int) -> None:

@@ -14,19 +14,19 @@ from irpe.adapters.keep import save_equipped
 from irpe.files import write_bytes
 from irpe.train.build import Weights, build_model, read_weights
 from irpe.train.checkpoint import load_checkpoint
-from irpe.train.config import RUN_FILE, TrainConfig
+from irpe.train.config import RUN_FILE, Config, DetectorConfig, parse_config
 
 CHECKPOINT, MODEL = "checkpoint.pt", "model"
 _TENSORS = "model.safetensors"
 
 
-def read_config(directory: Path) -> TrainConfig:
+def read_config(directory: Path) -> Config:
     """Returns the configuration of a run."""
     path = directory / RUN_FILE
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: {directory} is not a run")
     try:
-        return TrainConfig.from_json(path.read_text())
+        return parse_config(path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}") from error
 
@@ -54,12 +54,20 @@ def load_run(directory: str | Path) -> nn.Module:
     else:
         state = load_checkpoint(directory / CHECKPOINT)
         weights = state["average"] or state["model"]
-    model = build_model(config, _num_classes(weights))
+    model = _build(config, weights)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
         raise ValueError(f"{directory} does not fit its own configuration: {error}") from error
     return model.eval()
+
+
+def _build(config: Config, weights: Weights) -> nn.Module:
+    if isinstance(config, DetectorConfig):
+        from irpe.train.detector import build_detector
+
+        return build_detector(config.replace(backbone_weights="none"))
+    return build_model(config, _num_classes(weights))
 
 
 def _num_classes(weights: Weights) -> int:

@@ -1,0 +1,200 @@
+"""Detection as a task of the training loop: its data, its loss and its score."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import timm
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers import DetrConfig
+
+from irpe.adapters.report import parameter_groups
+from irpe.train.average_precision import (
+    BoxScore,
+    Detection,
+    gather_detections,
+    score_boxes,
+    to_detections,
+)
+from irpe.train.boxes import BoxSource, open_boxes
+from irpe.train.config import DetectorConfig
+from irpe.train.detection_loss import Share, count_targets, share_of
+from irpe.train.detector import build_backbone, build_detector
+from irpe.train.features import FeatureMaps, Track, keep_features, no_track
+from irpe.train.loading import every_batch
+from irpe.train.views import BoxBatch, BoxImages, Views
+
+Boxed = BoxImages | FeatureMaps
+BATCH = 4  # images at a time in evaluation
+_STEP = 32  # between the short sides of training
+
+
+@dataclass
+class DetectionTask:
+    """Finding objects in images.
+
+    Args:
+        config: The configuration, with the classes of the data.
+        train: The images to train on.
+        val: The images to evaluate on.
+        track: Shows how far the making of feature maps is.
+    """
+
+    config: DetectorConfig
+    train: BoxSource
+    val: BoxSource
+    track: Track = no_track
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.share = Share(1.0, 1.0)
+        backbone = build_backbone(config) if config.views else None
+        self.images: Boxed = _train_images(self.train, config, backbone, self.track)
+        self.val_images: Boxed = eval_boxes(self.val, config, backbone, self.track)
+
+    def check_batch(self, size: int) -> None:
+        """Takes any number of images."""
+
+    def build(self) -> nn.Module:
+        """Returns the model at its start."""
+        return build_detector(self.config)
+
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Returns the parameters with the learning rates of the backbone and of all else."""
+        config = self.config
+        backbone = {id(p) for p in model.get_submodule("model.backbone").parameters()}
+        groups: list[dict[str, Any]] = []
+        for group in parameter_groups(model, config.weight_decay):
+            for lr, is_backbone in ((config.lr, False), (config.backbone_lr, True)):
+                chosen = [p for p in group["params"] if (id(p) in backbone) == is_backbone]
+                if chosen:
+                    groups.append({**group, "params": chosen, "lr": lr})
+        return groups
+
+    def begin_step(self, batches: list[BoxBatch], accelerator: Accelerator) -> None:
+        """Counts the boxes of the step, over all processes."""
+        settings = DetrConfig(**self.config.model_args)
+        labels = [label for batch in batches for label in batch.labels]
+        counts = count_targets(labels, settings.num_queries).to(accelerator.device)
+        total: Any = accelerator.reduce(counts, "sum")
+        parts = len(batches) * accelerator.num_processes
+        self.share = share_of(total.cpu(), parts, settings.eos_coefficient)
+
+    def loss(self, model: nn.Module, batch: BoxBatch, device: torch.device) -> Tensor:
+        """Returns the loss of a batch."""
+        targets = [
+            {"boxes": boxes.to(device), "class_labels": labels.to(device), "share": self.share}
+            for boxes, labels in zip(batch.boxes, batch.labels, strict=True)
+        ]
+        pixels, mask = batch.pixels.to(device), batch.mask.to(device)
+        return model(pixel_values=pixels, pixel_mask=mask, labels=targets).loss
+
+    def broken(self, batch: BoxBatch) -> list[int]:
+        """Returns nothing: an image that cannot be read is an error."""
+        return []
+
+    def check_broken(self, broken: set[int]) -> None:
+        """Finds nothing to object to."""
+
+    def files(self, batch: BoxBatch) -> list[str]:
+        """Returns where a batch's images come from."""
+        return [self.train.filename(number) for number in batch.numbers]
+
+    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
+        """Returns the numbers of a row of the run's table."""
+        categories, workers = self.val.categories, self.config.workers
+        found = find_boxes(model, self.val_images, categories, accelerator, workers)
+        return as_row(score_boxes(self.val.content, found))
+
+
+def open_detection(config: DetectorConfig, track: Track = no_track) -> DetectionTask:
+    """Returns the task of a configuration, with the data that it names."""
+    if config.data == "embedded":
+        raise ValueError("data is missing: a folder in the layout of COCO or Pascal VOC")
+    train = open_boxes(config.data, config.train_split, config.classes or None)
+    val = open_boxes(config.data, config.val_split, train.classes)
+    if config.limit:
+        train, val = train.first(config.limit), val.first(config.limit)
+    return DetectionTask(config.replace(classes=tuple(train.classes)), train, val, track)
+
+
+def find_boxes(
+    model: nn.Module,
+    images: Boxed,
+    categories: Sequence[int],
+    accelerator: Accelerator,
+    workers: int = 0,
+    batch_size: int = BATCH,
+) -> list[Detection]:
+    """Returns what a model finds in all images; it is in eval mode afterwards.
+
+    Args:
+        model: The model, on the accelerator's device.
+        images: The images as it sees them.
+        categories: The category id of each of its classes.
+        accelerator: Tells which process this is.
+        workers: Processes that read images.
+        batch_size: Images at a time.
+    """
+    device, source = accelerator.device, images.source
+    share = accelerator.num_processes, accelerator.process_index
+    found: list[Detection] = []
+    model.eval()
+    with torch.no_grad(), accelerator.autocast():
+        for batch in every_batch(images, batch_size, workers, *share):
+            output = model(pixel_values=batch.pixels.to(device), pixel_mask=batch.mask.to(device))
+            found += to_detections(
+                output.logits.float().cpu(),
+                output.pred_boxes.float().cpu(),
+                [source.image_id(number) for number in batch.numbers],
+                [source.size(number) for number in batch.numbers],
+                categories,
+            )
+    return gather_detections(found, accelerator)
+
+
+def as_row(score: BoxScore) -> dict[str, float]:
+    """Returns a score by the names that tables show."""
+    return {
+        "AP": score.ap,
+        "AP50": score.ap50,
+        "AP75": score.ap75,
+        "APs": score.ap_small,
+        "APm": score.ap_medium,
+        "APl": score.ap_large,
+    }
+
+
+def eval_boxes(
+    source: BoxSource, config: DetectorConfig, backbone: Any, track: Track = no_track
+) -> Boxed:
+    """Returns images as they are evaluated on.
+
+    Args:
+        source: The images.
+        config: The configuration.
+        backbone: What makes feature maps that are kept, or `None` for pixels.
+        track: Shows how far the making of feature maps is.
+    """
+    views = Views((config.short_side,), config.long_side, 0.0, False, **_colours(config))
+    if backbone is None:
+        return BoxImages(source, views, None)
+    return keep_features(backbone, source, views, 1, None, track)
+
+
+def _train_images(source: BoxSource, config: DetectorConfig, backbone: Any, track: Track) -> Boxed:
+    sides = (*range(config.min_short_side, config.short_side, _STEP), config.short_side)
+    views = Views(sides, config.long_side, config.flip, config.random_crop, **_colours(config))
+    if backbone is None:
+        return BoxImages(source, views, config.seed)
+    return keep_features(backbone, source, views, config.views, config.seed, track)
+
+
+def _colours(config: DetectorConfig) -> dict[str, Any]:
+    """Returns the mean and deviation that the backbone is for."""
+    network: Any = timm.get_pretrained_cfg(config.backbone)
+    if network is None:
+        raise ValueError(f"backbone {config.backbone!r} is not one of timm's")
+    return {"mean": network.mean, "std": network.std}
