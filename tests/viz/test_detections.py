@@ -162,6 +162,15 @@ def test_long_titles_are_shortened_in_the_middle():
     assert axes.get_title().endswith("the end.jpg")
 
 
+def test_names_are_not_taken_for_formulas(tmp_path):
+    item = DetectedImage(picture(), BOXES[:1], ["$5 \\or $9"], [0.5], title="$a_{.jpg$")
+    figure = plot_contact_sheet([item])
+    assert save_figure(figure, tmp_path / "sheet.png").is_file()
+    assert (figure.axes[0].get_title(), legend(figure)) == ("$a_{.jpg$", ["$5 \\or $9"])
+    one = plot_detections(item.image, item.boxes, item.labels, item.scores)
+    assert save_figure(one, tmp_path / "one.png").is_file()
+
+
 @pytest.mark.parametrize("name", ["sheet.png", "sheet.svg"])
 def test_equal_sheets_are_equal_files(tmp_path, name):
     first, second = (

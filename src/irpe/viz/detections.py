@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Text
 
 _SIDE, _PANEL = 16.0, 6.0  # centimetres: the longer side of a picture, the width of one of many
+_ENTRY = 2.8  # centimetres: the width of an entry of the legend
 _COLUMNS = 4
 _TITLE = 40  # letters
 _DASHES = (0, (4, 2))
@@ -85,7 +86,7 @@ def plot_contact_sheet(
     """Returns many pictures with the boxes that were found, and the true ones dashed.
 
     Colours tell the classes, and boxes their scores; where there are more classes than colours,
-    boxes have names as well.
+    boxes have names as well. Boxes with low scores go without where there is no room.
 
     Args:
         items: The pictures.
@@ -133,7 +134,7 @@ def _draw_boxes(axes: "Axes", item: DetectedImage, colours: dict[str, str]) -> N
     width, height = _size(item.image)
     shown = draw_map(axes, item.image.convert("RGB"), extent=(0, width, height, 0))
     shown.set_interpolation("auto")
-    axes.set_title(_shortened(item.title))
+    axes.set_title(_shortened(item.title), parse_math=False)
     axes.set_anchor("N")
     for box, label in item.truth:
         _draw_box(axes, box, edgecolor="white", linewidth=0.7, alpha=0.8)
@@ -170,6 +171,7 @@ def _write(axes: "Axes", text: str, colour: str, points: float) -> "Text":
         0,
         text,
         fontsize=points,
+        parse_math=False,
         color=_readable_on(colour),
         bbox={
             "boxstyle": "square,pad=0.12",
@@ -196,7 +198,11 @@ def _add_legend(figure: "Figure", items: Sequence[DetectedImage], colours: dict[
         handles.append(Line2D([], [], color=grey, linewidth=1.1, label="found"))
         handles.append(Line2D([], [], color=grey, linewidth=0.7, linestyle=_DASHES, label="true"))
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+        columns = max(int(figure.get_figwidth() * 2.54 / _ENTRY), 1)
+        columns = min(columns, len(handles))
+        legend = figure.legend(handles=handles, loc="outside lower center", ncols=columns)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 def _colours(items: Iterable[DetectedImage], classes: Sequence[str] | None) -> dict[str, str]:
