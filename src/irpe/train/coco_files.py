@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from reprlib import repr as shortened
+from struct import pack, unpack
 from typing import Any
-
-import numpy as np
 
 
 @dataclass(frozen=True)
@@ -72,8 +71,8 @@ def corners(box: Any, width: int, height: int) -> list[float] | None:
     x1, y1, x2, y2 = max(x, 0), max(y, 0), min(x + w, width), min(y + h, height)
     if not (x1 < x2 and y1 < y2):
         return None
-    clipped = np.array([x1, y1, x2, y2], np.float32)  # as tensors hold them
-    return clipped.tolist() if (clipped[:2] < clipped[2:]).all() else None
+    x1, y1, x2, y2 = unpack("4f", pack("4f", x1, y1, x2, y2))  # as tensors hold them
+    return [x1, y1, x2, y2] if x1 < x2 and y1 < y2 else None
 
 
 def named(names: dict[int, str]) -> list[dict[str, Any]]:
