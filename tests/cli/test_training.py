@@ -1,18 +1,14 @@
 """`irpe train`, `irpe eval` and `irpe ablate` as a user calls them."""
 
-import io
 import json
 import signal
 import subprocess
 import sys
 import time
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 
 import pytest
+from cli.terminal import irpe
 from PIL import Image
-
-from irpe.cli.main import main
 
 pytest.importorskip("accelerate", reason="needs the extra 'train'")
 
@@ -20,28 +16,6 @@ QUICK = [
     "--epochs", "1", "--warmup-epochs", "0", "--batch-size", "300", "--model-args",
     '{"patch_size": 7, "embed_dim": 16, "depth": 1, "num_heads": 2}',
 ]  # fmt: skip
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def irpe(*arguments, cwd):
-    """Runs the program in this process, which has loaded everything already."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        patch.chdir(cwd)
-        patch.setenv("COLUMNS", "80")
-        patch.setattr(sys, "argv", ["irpe", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-    code = end.value.code
-    if isinstance(code, str):
-        return Done(1, out.getvalue(), err.getvalue() + code)
-    return Done(code or 0, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture(scope="module")

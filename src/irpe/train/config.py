@@ -159,6 +159,11 @@ class DetectorConfig(RunConfig):
                 f"views = {self.views}: kept versions need a backbone that is not trained, set "
                 "backbone_lr to 0"
             )
+        if self.views and self.backbone_weights == "none":
+            raise ValueError(
+                f"views = {self.views}: kept versions need a backbone with weights, set "
+                "backbone_weights to 'pretrained' or a file"
+            )
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
 
 

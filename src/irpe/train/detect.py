@@ -1,5 +1,6 @@
 """Detection as a task of the training loop: its data, its loss and its score."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import DetrConfig
 
-from irpe.adapters.report import parameter_groups
+from irpe.nn.encoding import RelativePositionEncoding
 from irpe.train.average_precision import (
     BoxScore,
     Detection,
@@ -63,15 +64,20 @@ class DetectionTask:
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Returns the parameters with the learning rates of the backbone and of all else."""
-        config = self.config
-        backbone = {id(p) for p in model.get_submodule("model.backbone").parameters()}
-        groups: list[dict[str, Any]] = []
-        for group in parameter_groups(model, config.weight_decay):
-            for lr, is_backbone in ((config.lr, False), (config.backbone_lr, True)):
-                chosen = [p for p in group["params"] if (id(p) in backbone) == is_backbone]
-                if chosen:
-                    groups.append({**group, "params": chosen, "lr": lr})
-        return groups
+        config, detr = self.config, model.get_submodule("model")
+        backbone = _ids(detr.get_submodule("backbone"))
+        tables = [m for m in model.modules() if isinstance(m, RelativePositionEncoding)]
+        exempt = {key for table in tables for key in _ids(table)}
+        groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                decays = parameter.ndim > 1 and id(parameter) not in exempt
+                lr = config.backbone_lr if id(parameter) in backbone else config.lr
+                groups[lr, config.weight_decay * decays].append(parameter)
+        return [
+            {"params": chosen, "lr": lr, "weight_decay": decay}
+            for (lr, decay), chosen in groups.items()
+        ]
 
     def begin_step(self, batches: list[BoxBatch], accelerator: Accelerator) -> None:
         """Counts the boxes of the step, over all processes."""
@@ -182,6 +188,10 @@ def eval_boxes(
     if backbone is None:
         return BoxImages(source, views, None)
     return keep_features(backbone, source, views, 1, None, track)
+
+
+def _ids(module: nn.Module) -> set[int]:
+    return {id(parameter) for parameter in module.parameters()}
 
 
 def _train_images(source: BoxSource, config: DetectorConfig, backbone: Any, track: Track) -> Boxed:

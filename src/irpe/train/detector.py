@@ -1,5 +1,8 @@
 """The DETR of a configuration: built by transformers, equipped, and filled with weights."""
 
+import dataclasses
+import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ def build_detector(config: DetectorConfig) -> nn.Module:
     Args:
         config: The configuration, with the classes of the data.
     """
+    _check_arguments(config.model_args)
     names = dict(enumerate(config.classes))
     arguments: dict[str, Any] = {
         "backbone": config.backbone,
@@ -78,6 +82,23 @@ def build_detector(config: DetectorConfig) -> nn.Module:
         start_from(model, read_weights(Path(config.initial)), config.initial)
     model.loss_function = detection_loss
     return model
+
+
+def _check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Raises an error for what transformers would pass over, or fail on later."""
+    known = {field.name for field in dataclasses.fields(DetrConfig)}
+    unknown = sorted(set(arguments) - known)
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"model_args {unknown[0]!r} is no argument of transformers' DETR{hint}")
+    config = DetrConfig(**arguments)
+    for name in ("encoder_attention_heads", "decoder_attention_heads"):
+        if config.d_model % getattr(config, name):
+            raise ValueError(
+                f"model_args: d_model = {config.d_model} is not divisible by {name} = "
+                f"{getattr(config, name)}"
+            )
 
 
 def build_backbone(config: DetectorConfig) -> FrozenBackbone:

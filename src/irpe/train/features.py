@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import random
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -45,7 +46,8 @@ class FeatureMaps(Dataset[Any]):
         versions = self.items[draw.number]
         if self.seed is None:
             return versions[0]
-        return versions[stream(self.seed, draw.epoch, draw.position) % len(versions)]
+        dice = random.Random(stream(self.seed, draw.epoch, draw.position))
+        return dice.choice(versions)
 
     def collate(self, items: list[Item]) -> BoxBatch:
         """Returns a batch."""

@@ -66,7 +66,7 @@ def _build(config: Config, weights: Weights) -> nn.Module:
     if isinstance(config, DetectorConfig):
         from irpe.train.detector import build_detector
 
-        return build_detector(config.replace(backbone_weights="none"))
+        return build_detector(config.replace(backbone_weights="none", views=0))
     return build_model(config, _num_classes(weights))
 
 

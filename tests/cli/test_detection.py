@@ -1,0 +1,129 @@
+"""`irpe train` and `irpe eval` of a detector, as a user calls them."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from cli.terminal import irpe
+from PIL import Image
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from train.scenes import CONFIG, make_scenes
+
+pytest.importorskip("transformers", reason="needs the extra 'transformers'")
+
+LITTLE = [
+    "--backbone", "resnet10t", "--backbone-weights", "none", "--model-args",
+    json.dumps(CONFIG.model_args), "--val-split", "train", "--epochs", "1", "--last-epochs", "0",
+    "--batch-size", "4", "--short-side", "96", "--min-short-side", "64", "--workers", "0",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("detect")
+    make_scenes(directory / "scenes")
+    done = irpe("train", "detr_r50_k", "--data", "scenes", *LITTLE, cwd=directory)
+    assert done.returncode == 0, done.stderr
+    assert "AP50" in done.stderr
+    assert "trained model in runs/detr_r50_k/model" in done.stdout
+    return directory
+
+
+def test_scores_are_those_of_pycocotools(run):
+    done = irpe("eval", "runs/detr_r50_k", "--json", cwd=run)
+    values = json.loads(done.stdout)
+    assert values == json.loads((run / "runs/detr_r50_k/eval/scores.json").read_text())
+    assert values["num_images"] == 8
+    truth = COCO(str(run / "scenes/annotations/instances_train.json"))
+    found = truth.loadRes(str(run / "runs/detr_r50_k/eval/detections.json"))
+    evaluation = COCOeval(truth, found, "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    ours = [values[name] for name in ("AP", "AP50", "AP75", "APs", "APm", "APl")]
+    expected = evaluation.stats[:6].tolist()
+    assert [-1 if value is None else value for value in ours] == expected
+
+
+def test_the_line_for_people(run):
+    done = irpe("eval", "runs/detr_r50_k", cwd=run)
+    scores, where = done.stdout.splitlines()
+    assert scores.startswith("AP 0.")
+    assert "APl" in scores
+    assert where == "8 images of scenes, train; saved in runs/detr_r50_k/eval"
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_pictures(run, tmp_path):
+    done = irpe("eval", "runs/detr_r50_k", "--draw", "3", "-o", str(tmp_path / "here"), cwd=run)
+    assert done.returncode == 0, done.stderr
+    files = sorted(path.name for path in (tmp_path / "here").iterdir())
+    names = ["0.png", "1.png", "2.png", "contact-sheet.png", "detections.json", "scores.json"]
+    assert files == names
+    with Image.open(tmp_path / "here" / "contact-sheet.png") as sheet:
+        assert sheet.size[0] > 500
+
+
+def test_a_saved_model_is_evaluated_like_its_run(run, tmp_path):
+    places = str(tmp_path / "one"), str(tmp_path / "two")
+    irpe("eval", "runs/detr_r50_k", "--data", "scenes", "-o", places[0], cwd=run)
+    options = ["--data", "scenes", "--split", "train", "-o", places[1], "--json"]
+    done = irpe("eval", "runs/detr_r50_k/model", *options, cwd=run)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_images"] == 8
+
+
+def test_two_processes_count_each_image_once(run, tmp_path):
+    one = json.loads(irpe("eval", "runs/detr_r50_k", "--json", cwd=run).stdout)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "-m", "irpe", "eval"]
+    done = subprocess.run(
+        [*command, "runs/detr_r50_k", "--json", "-o", str(tmp_path / "two"), "--batch-size", "1"],
+        capture_output=True,
+        text=True,
+        cwd=run,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    two = json.loads(done.stdout.strip().splitlines()[-1])
+    found = json.loads((tmp_path / "two" / "detections.json").read_text())
+    assert len(found) == 8 * CONFIG.model_args["num_queries"]
+    assert {name: two[name] for name in ("AP", "AP50", "num_images")} == {
+        name: pytest.approx(one[name], abs=1e-6) for name in ("AP", "AP50", "num_images")
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "detr_r50"], "data is missing"),
+        (["train", "detr_r50", "--data", "nowhere"], "'nowhere' is no folder"),
+        (["train", "detr_r50", "--mixup", "0.8"], "field of detection 'mixup'"),
+        (["train", "laptop", "--limit", "3"], "field of classification 'limit'"),
+        (["train", "detr_r50", "--data", "scenes"], "has no split 'val'"),
+        (["ablate", "--recipe", "detr_small"], "recipe 'detr_small' is not one of"),
+        (["eval", "runs/detr_r50_k", "--split", "test"], "test"),
+        (["eval", "runs/detr_r50_k", "--draw", "-1"], "draw = -1"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(run, arguments, message):
+    before = sorted(run.rglob("*"))
+    done = irpe(*arguments, cwd=run)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert sorted(run.rglob("*")) == before
+
+
+def test_an_unfinished_run_is_evaluated_from_its_checkpoint(run, tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    for name in ("run.json", "checkpoint.pt"):
+        (directory / name).write_bytes((run / "runs/detr_r50_k" / name).read_bytes())
+    done = irpe("eval", str(directory), "--data", str(run / "scenes"), "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert torch.isfinite(torch.tensor(json.loads(done.stdout)["AP"]))

@@ -1,0 +1,199 @@
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from train.scenes import CONFIG, frozen, make_scenes, task, train, trainer
+
+from irpe.train import features
+from irpe.train.checkpoint import load_checkpoint
+from irpe.train.detect import find_boxes
+from irpe.train.engine import StoppedError, make_accelerator
+from irpe.train.loading import Draw
+from irpe.train.runs import load_run, read_config
+from irpe.train.views import BoxImages, Views
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_scenes(tmp_path_factory.mktemp("data") / "scenes")
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "PLACE", tmp_path / "cache")
+
+
+def same(one, two):
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=0, rtol=0, msg=name)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["trained", "frozen"])
+def test_a_run_ends_with_a_model_and_a_table(data, tmp_path, is_frozen):
+    config = frozen(data) if is_frozen else CONFIG
+    model = train(data, tmp_path / "run", config)
+    state = load_checkpoint(tmp_path / "run" / "checkpoint.pt")
+    assert [row["epoch"] for row in state["history"]] == [1, 2]
+    assert {"AP", "AP50", "AP75", "APs", "APm", "APl", "train_loss"} <= set(state["history"][0])
+    assert read_config(tmp_path / "run").classes == ("red", "blue")
+    again = load_run(tmp_path / "run")
+    same(model.state_dict(), again.state_dict())
+    image = torch.randn(1, 3, 64, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(again(image).logits, model.eval()(image).logits)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True], ids=["trained", "frozen"])
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(data, tmp_path, is_frozen, stop):
+    config = frozen(data) if is_frozen else CONFIG
+    whole = train(data, tmp_path / "whole", config)
+    stopped = threading.Event()
+    runner = trainer(data, tmp_path / "run", config)
+    steps, run_step = [], runner._run_step
+
+    def counted(contents):
+        steps.append(0)
+        if len(steps) == stop:
+            stopped.set()
+        return run_step(contents)
+
+    runner._run_step = counted
+    with pytest.raises(StoppedError):
+        runner.run(stopped)
+    same(whole.state_dict(), train(data, tmp_path / "run", config).state_dict())
+
+
+def test_learning_rates_and_decay(data):
+    job = task(data)
+    model = job.build()
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = job.groups(model)
+    found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+    assert set(found) == {n for n, p in model.named_parameters() if p.requires_grad}
+    assert found["model.backbone.model.layer4.0.conv1.weight"] == (1e-4, 0.05)
+    assert found["model.encoder.layers.0.mlp.fc1.weight"] == (1e-3, 0.05)
+    assert found["model.encoder.layers.0.mlp.fc1.bias"] == (1e-3, 0)
+    tables = [name for name in found if ".rpe." in name]
+    assert len(tables) == 1
+    assert found[tables[0]] == (1e-3, 0)
+
+
+def test_the_learning_rate_drops_for_the_last_epochs(data, tmp_path):
+    train(data, tmp_path / "run", CONFIG.replace(epochs=3, last_epochs=1))
+    rates = [row["lr"] for row in load_checkpoint(tmp_path / "run/checkpoint.pt")["history"]]
+    assert rates == pytest.approx([1e-3, 1e-3, 1e-4])
+
+
+SCRIPT = """
+import sys
+from train.scenes import CONFIG, train
+train(sys.argv[1], sys.argv[2], CONFIG.replace(device_batch_size=int(sys.argv[3])))
+"""
+
+
+def launch(data, directory, processes, part):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    script = Path(directory).parent / "script.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+    done = subprocess.run(
+        [*command, str(script), str(data), str(directory), str(part)],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_two_processes_in_parts_train_what_one_trains(data, tmp_path):
+    launch(data, tmp_path / "two", 2, 1)  # 4 images a step: 2 for each process, one at a time
+    train(data, tmp_path / "one", CONFIG.replace(device_batch_size=1))
+    one, two = (load_checkpoint(tmp_path / name / "checkpoint.pt") for name in ("one", "two"))
+    assert one["epoch"] == two["epoch"] == 2
+    for name, value in one["model"].items():
+        torch.testing.assert_close(two["model"][name], value, atol=2e-5, rtol=0, msg=name)
+    for row_of_one, row_of_two in zip(one["history"], two["history"], strict=True):
+        assert row_of_one["train_loss"] == pytest.approx(row_of_two["train_loss"], abs=1e-4)
+
+
+def test_kept_features_are_those_of_the_images(data, tmp_path):
+    job = task(data, frozen(data))
+    backbone = job.build().model.backbone
+    maps = features.keep_features(backbone, job.train, job_views(), 2, 3)
+    pixels, target, _ = BoxImages(job.train, job_views(), 0)[Draw(1, 5, 5)]
+    kept, kept_target, number = maps.items[5][1]
+    with torch.no_grad():
+        torch.testing.assert_close(kept, backbone.model(pixels[None])[-1][0])
+    assert number == 5
+    assert torch.equal(kept_target.labels, target.labels)
+    ratio = torch.tensor([kept.shape[a] / pixels.shape[a] for a in (2, 1, 2, 1)])
+    torch.testing.assert_close(kept_target.boxes, target.boxes * ratio)
+    files = list((tmp_path / "cache").iterdir())
+    again = features.keep_features(backbone, job.train, job_views(), 2, 3)
+    assert torch.equal(again.items[5][1][0], kept)
+    assert list((tmp_path / "cache").iterdir()) == files
+
+
+def job_views():
+    return Views((64,), 160, 0.5, False, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+
+
+def test_draws_take_versions_by_seed_epoch_and_position(data):
+    images = task(data, frozen(data)).images
+    draws = [Draw(epoch, position, 5) for epoch in range(4) for position in range(4)]
+    first = [images[draw] is images.items[5][0] for draw in draws]
+    assert set(first) == {False, True}
+    assert [images[draw] is images.items[5][0] for draw in draws] == first
+    other = task(data, frozen(data).replace(seed=1)).images
+    assert [other[draw] is other.items[5][0] for draw in draws] != first
+
+
+def test_damaged_features_are_named(data, tmp_path):
+    task(data, frozen(data))
+    for path in (tmp_path / "cache").iterdir():
+        path.write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"safetensors is damaged: .*; remove it"):
+        task(data, frozen(data))
+
+
+def test_features_follow_the_data_and_the_weights(data, tmp_path):
+    backbone = task(data, frozen(data)).build().model.backbone
+    job = task(data, frozen(data))
+    names = [features._key(backbone, job.train, job_views(), 2)]
+    names.append(features._key(backbone, job.train.first(7), job_views(), 2))
+    names.append(features._key(backbone, job.train, job_views(), 3))
+    with torch.no_grad():
+        next(backbone.parameters()).add_(1)
+    names.append(features._key(backbone, job.train, job_views(), 2))
+    assert len(set(names)) == 4
+
+
+def test_boxes_are_found_in_every_image_once(data):
+    job = task(data)
+    model, accelerator = job.build(), make_accelerator()
+    found = find_boxes(model, job.val_images, job.val.categories, accelerator)
+    assert len(found) == 8 * 5
+    assert {box["image_id"] for box in found} == set(range(8))
+    assert {box["category_id"] for box in found} <= {1, 2}
+
+
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(ValueError, match="data is missing"):
+        task("embedded")
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        task(tmp_path / "nowhere")
+
+
+def test_views_need_a_frozen_backbone_with_weights():
+    with pytest.raises(ValueError, match="set backbone_lr to 0"):
+        CONFIG.replace(views=2)
+    with pytest.raises(ValueError, match="set backbone_weights to"):
+        CONFIG.replace(views=2, backbone_lr=0.0)
