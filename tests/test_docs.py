@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [
     "README.md",
     "docs/adapters.md",
+    "docs/detection.md",
     "docs/encodings.md",
     "docs/figures.md",
     "docs/mathematics.md",

@@ -1,7 +1,9 @@
 import os
+import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -197,3 +199,40 @@ def test_views_need_a_frozen_backbone_with_weights():
         CONFIG.replace(views=2)
     with pytest.raises(ValueError, match="set backbone_weights to"):
         CONFIG.replace(views=2, backbone_lr=0.0)
+
+
+LONG = """
+import sys
+from train.scenes import CONFIG, train
+train(sys.argv[1], sys.argv[2], CONFIG.replace(epochs=8))
+"""
+
+
+def start_long(data, directory):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LONG, str(data), str(directory)]
+    return subprocess.Popen(command, env=environment)
+
+
+def place(path):
+    state = load_checkpoint(path) if path.exists() else {"epoch": 0, "step": 0}
+    return state["epoch"], state["step"]
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_damages_nothing(data, tmp_path):
+    path, moments = tmp_path / "run/checkpoint.pt", random.Random(0)
+    for _ in range(4):
+        before = place(path)
+        process = start_long(data, tmp_path / "run")
+        while place(path) <= before:
+            assert process.poll() is None, "the run ended before it could be killed"
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0, 0.3))
+        process.kill()
+        process.wait()
+        assert place(path) > before
+    assert start_long(data, tmp_path / "run").wait() == 0
+    assert start_long(data, tmp_path / "whole").wait() == 0
+    one, two = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("run", "whole"))
+    same(one["model"], two["model"])

@@ -64,20 +64,7 @@ class DetectionTask:
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Returns the parameters with the learning rates of the backbone and of all else."""
-        config, detr = self.config, model.get_submodule("model")
-        backbone = _ids(detr.get_submodule("backbone"))
-        tables = [m for m in model.modules() if isinstance(m, RelativePositionEncoding)]
-        exempt = {key for table in tables for key in _ids(table)}
-        groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                decays = parameter.ndim > 1 and id(parameter) not in exempt
-                lr = config.backbone_lr if id(parameter) in backbone else config.lr
-                groups[lr, config.weight_decay * decays].append(parameter)
-        return [
-            {"params": chosen, "lr": lr, "weight_decay": decay}
-            for (lr, decay), chosen in groups.items()
-        ]
+        return parameter_groups(model, self.config)
 
     def begin_step(self, batches: list[BoxBatch], accelerator: Accelerator) -> None:
         """Counts the boxes of the step, over all processes."""
@@ -188,6 +175,23 @@ def eval_boxes(
     if backbone is None:
         return BoxImages(source, views, None)
     return keep_features(backbone, source, views, 1, None, track)
+
+
+def parameter_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str, Any]]:
+    """Returns what an optimizer learns: the backbone at a rate of its own, tables without decay."""
+    backbone = _ids(model.get_submodule("model.backbone"))
+    tables = [m for m in model.modules() if isinstance(m, RelativePositionEncoding)]
+    exempt = {key for table in tables for key in _ids(table)}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decays = parameter.ndim > 1 and id(parameter) not in exempt
+            lr = config.backbone_lr if id(parameter) in backbone else config.lr
+            groups[lr, config.weight_decay * decays].append(parameter)
+    return [
+        {"params": chosen, "lr": lr, "weight_decay": decay}
+        for (lr, decay), chosen in groups.items()
+    ]
 
 
 def _ids(module: nn.Module) -> set[int]:
