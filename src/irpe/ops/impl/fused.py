@@ -140,13 +140,15 @@ def _(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, query, key, value, bias, ids, attn_mask, seed, dropout_p, scale, grid, _ = inputs
+    ctx.set_materialize_grads(False)  # no zeros of the size of the weights, which have no gradient
     ctx.lengths = [len(group) for group in (query, key, value, bias, ids)]
     ctx.dropout_p, ctx.scale, ctx.grid = dropout_p, scale, grid
     ctx.save_for_backward(output[1], attn_mask, seed, q, k, v, *query, *key, *value, *bias, *ids)
 
 
-def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Any, ...]:
+def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     weights, attn_mask, seed, q, k, v, *rest = ctx.saved_tensors
+    grad = torch.zeros_like(v) if grad is None else grad
     query, key, value, bias, ids = _split(rest, ctx.lengths)
     mask_needs_grad = attn_mask is not None and ctx.needs_input_grad[8]
     gradients = fused_attention_backward(
