@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,9 @@ from cli.terminal import irpe
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from train.scenes import CONFIG, make_scenes
+from train.scenes import CONFIG, frozen, make_scenes
+
+from irpe.train import features
 
 pytest.importorskip("transformers", reason="needs the extra 'transformers'")
 
@@ -62,18 +65,33 @@ def test_pictures(run, tmp_path):
     done = irpe("eval", "runs/detr_r50_k", "--draw", "3", "-o", str(tmp_path / "here"), cwd=run)
     assert done.returncode == 0, done.stderr
     files = sorted(path.name for path in (tmp_path / "here").iterdir())
-    names = ["0.png", "1.png", "2.png", "contact-sheet.png", "detections.json", "scores.json"]
+    names = [
+        "0000-0.png",
+        "0001-1.png",
+        "0002-2.png",
+        "contact-sheet.png",
+        "detections.json",
+        "scores.json",
+    ]
     assert files == names
     with Image.open(tmp_path / "here" / "contact-sheet.png") as sheet:
         assert sheet.size[0] > 500
 
 
-def test_a_saved_model_is_evaluated_like_its_run(run, tmp_path):
-    places = str(tmp_path / "one"), str(tmp_path / "two")
-    irpe("eval", "runs/detr_r50_k", "--data", "scenes", "-o", places[0], cwd=run)
-    options = ["--data", "scenes", "--split", "train", "-o", places[1], "--json"]
-    done = irpe("eval", "runs/detr_r50_k/model", *options, cwd=run)
+def test_the_model_of_a_run_is_evaluated_like_the_run(run, tmp_path):
+    place = str(tmp_path / "model")
+    one = json.loads(irpe("eval", "runs/detr_r50_k", "--json", cwd=run).stdout)
+    done = irpe("eval", "runs/detr_r50_k/model", "-o", place, "--json", cwd=run)
     assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {**one, "path": "runs/detr_r50_k/model"}
+
+
+def test_a_model_somewhere_else_needs_data(run, tmp_path):
+    shutil.copytree(run / "runs/detr_r50_k/model", tmp_path / "copy")
+    done = irpe("eval", "copy", cwd=tmp_path)
+    assert "--data is missing" in done.stderr
+    options = ["--data", str(run / "scenes"), "--split", "train", "--json"]
+    done = irpe("eval", "copy", *options, cwd=tmp_path)
     assert json.loads(done.stdout)["num_images"] == 8
 
 
@@ -90,6 +108,7 @@ def test_two_processes_count_each_image_once(run, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     two = json.loads(done.stdout.strip().splitlines()[-1])
+    assert len(done.stdout.strip().splitlines()) == 1  # the first process speaks alone
     found = json.loads((tmp_path / "two" / "detections.json").read_text())
     assert len(found) == 8 * CONFIG.model_args["num_queries"]
     assert {name: two[name] for name in ("AP", "AP50", "num_images")} == {
@@ -108,6 +127,10 @@ def test_two_processes_count_each_image_once(run, tmp_path):
         (["ablate", "--recipe", "detr_small"], "recipe 'detr_small' is not one of"),
         (["eval", "runs/detr_r50_k", "--split", "test"], "test"),
         (["eval", "runs/detr_r50_k", "--draw", "-1"], "draw = -1"),
+        (["eval", "runs/detr_r50_k", "--batch-size", "0"], "batch_size = 0"),
+        (["eval", "runs/detr_r50_k", "--root", "here"], "--root is for classifiers"),
+        (["eval", "runs/detr_r50_k", "-o", "scenes/train/0.png/x"], "0.png"),
+        (["train", "detr_r50", "--data", "scenes", "--initial", "pretrained"], "for classifiers"),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(run, arguments, message):
@@ -127,3 +150,29 @@ def test_an_unfinished_run_is_evaluated_from_its_checkpoint(run, tmp_path):
     done = irpe("eval", str(directory), "--data", str(run / "scenes"), "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert torch.isfinite(torch.tensor(json.loads(done.stdout)["AP"]))
+
+
+def test_a_run_goes_on_without_the_weights_that_its_backbone_came_with(run, tmp_path):
+    config = frozen(run / "scenes")
+    weights = tmp_path / "backbone.pth"
+    shutil.copy(config.backbone_weights, weights)
+    own = ["--backbone-weights", str(weights), "--backbone-lr", "0", "--views", "1"]
+    options = [*LITTLE, *own, "--epochs", "2", "-o", str(tmp_path / "run")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "PLACE", tmp_path / "cache")
+        done = irpe("train", "detr_r50_k", "--data", "scenes", *options, cwd=run)
+        assert done.returncode == 0, done.stderr
+        weights.unlink()
+        shutil.rmtree(tmp_path / "cache")
+        done = irpe("train", "--resume", str(tmp_path / "run"), cwd=run)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_image_that_a_worker_cannot_read_is_told_in_one_line(tmp_path):
+    make_scenes(tmp_path / "scenes")
+    (tmp_path / "scenes/train/3.png").write_bytes(b"nothing")
+    options = [*LITTLE, "--workers", "1"]
+    done = irpe("train", "detr_r50_k", "--data", "scenes", *options, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "3.png (image id 3) cannot be read" in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr

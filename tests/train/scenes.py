@@ -40,6 +40,8 @@ CONFIG = DetectorConfig(
     long_side=160,
     random_crop=False,
 )
+# Adam makes steps of one size even from gradients that are all noise.
+SHARED = CONFIG.replace(optimizer="sgd", lr=1e-2, backbone_lr=1e-3, device_batch_size=1)
 
 
 def frozen(data):

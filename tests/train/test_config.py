@@ -19,7 +19,6 @@ def test_text_round_trip(config):
         "",
         "[]",
         "{}",
-        '{"model": "x"}',
         '{"task": "sleep"}',
         '{"task": "detection", "z": 3}',
         '{"task"',

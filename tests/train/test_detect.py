@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from train.scenes import CONFIG, frozen, make_scenes, task, train, trainer
+from train.scenes import CONFIG, SHARED, frozen, make_scenes, task, train, trainer
 
 from irpe.train import features
 from irpe.train.checkpoint import load_checkpoint
@@ -81,33 +81,36 @@ def test_learning_rates_and_decay(data):
     assert set(found) == {n for n, p in model.named_parameters() if p.requires_grad}
     assert found["model.backbone.model.layer4.0.conv1.weight"] == (1e-4, 0.05)
     assert found["model.encoder.layers.0.mlp.fc1.weight"] == (1e-3, 0.05)
-    assert found["model.encoder.layers.0.mlp.fc1.bias"] == (1e-3, 0)
+    assert found["model.encoder.layers.0.mlp.fc1.bias"] == (1e-3, 0.05)
+    assert not any("backbone" in name and "layer1" in name for name in found)
     tables = [name for name in found if ".rpe." in name]
     assert len(tables) == 1
     assert found[tables[0]] == (1e-3, 0)
 
 
 def test_the_learning_rate_drops_for_the_last_epochs(data, tmp_path):
-    train(data, tmp_path / "run", CONFIG.replace(epochs=3, last_epochs=1))
+    train(data, tmp_path / "run", CONFIG.replace(epochs=4, last_epochs=3, limit=4))
     rates = [row["lr"] for row in load_checkpoint(tmp_path / "run/checkpoint.pt")["history"]]
-    assert rates == pytest.approx([1e-3, 1e-3, 1e-4])
+    assert rates == pytest.approx([1e-3, 1e-4, 1e-4, 1e-4])
 
 
 SCRIPT = """
 import sys
-from train.scenes import CONFIG, train
-train(sys.argv[1], sys.argv[2], CONFIG.replace(device_batch_size=int(sys.argv[3])))
+from irpe.train.engine import make_accelerator
+from train.scenes import SHARED, train
+assert make_accelerator().num_processes == 2
+train(sys.argv[1], sys.argv[2], SHARED)
 """
 
 
-def launch(data, directory, processes, part):
+def launch(data, directory, processes):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
     script = Path(directory).parent / "script.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
     command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
     done = subprocess.run(
-        [*command, str(script), str(data), str(directory), str(part)],
+        [*command, str(script), str(data), str(directory)],
         capture_output=True,
         text=True,
         env=environment,
@@ -116,8 +119,8 @@ def launch(data, directory, processes, part):
 
 
 def test_two_processes_in_parts_train_what_one_trains(data, tmp_path):
-    launch(data, tmp_path / "two", 2, 1)  # 4 images a step: 2 for each process, one at a time
-    train(data, tmp_path / "one", CONFIG.replace(device_batch_size=1))
+    launch(data, tmp_path / "two", 2)  # 4 images a step: 2 for each process, one at a time
+    train(data, tmp_path / "one", SHARED)
     one, two = (load_checkpoint(tmp_path / name / "checkpoint.pt") for name in ("one", "two"))
     assert one["epoch"] == two["epoch"] == 2
     for name, value in one["model"].items():

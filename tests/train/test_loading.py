@@ -15,8 +15,8 @@ from irpe.train.loading import (
     Draw,
     EveryImage,
     Images,
-    _in_colours,
     eval_images,
+    in_colours,
     make_loader,
     train_images,
     train_sampler,
@@ -107,7 +107,7 @@ def test_a_broken_image_is_replaced_by_the_next_and_marked():
 
 def test_grey_images_of_16_bits_keep_their_shades():
     pixels = np.array([[0, 256, 40000, 65535]], dtype=np.uint16)
-    image = _in_colours(Image.fromarray(pixels), "L")
+    image = in_colours(Image.fromarray(pixels), "L")
     assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
 
 

@@ -55,17 +55,19 @@ def evaluate(
     from irpe.train.evaluate import evaluate as score_of
     from irpe.train.loading import eval_images
 
-    if (batch_size or 1) < 1 or workers < 0 or draw < 0:
+    if (batch_size is not None and batch_size < 1) or workers < 0 or draw < 0:
         raise ValueError(
             f"batch_size = {batch_size}, workers = {workers}, draw = {draw}: at least 1, 0 and 0"
         )
     accelerator = make_accelerator(precision)
     model, config = _load(path)
     if isinstance(config, DetectorConfig):
-        config = config if data is None else config.replace(data=data, limit=0)
-        evaluate_boxes(
-            path, model, config, accelerator, split, batch_size or 4, workers, draw, output, as_json
-        )
+        if root is not None:
+            raise ValueError("--root is for classifiers: this is a detector")
+        if data is not None or split is not None:
+            config = config.replace(data=data or config.data, limit=0)
+        config = config.replace(val_split=split or config.val_split)
+        evaluate_boxes(path, model, config, accelerator, batch_size, workers, draw, output, as_json)
         return
     if split is not None or draw or output is not None:
         raise ValueError("--split, --draw and --output are for detectors: this is a classifier")
@@ -92,8 +94,10 @@ def evaluate(
 def _load(path: Path) -> tuple[Any, Config]:
     """Returns a model, and how images are prepared for it."""
     import irpe
-    from irpe.train.runs import read_config
+    from irpe.train.runs import MODEL, read_config
 
+    if path.name == MODEL and (path.parent / RUN_FILE).is_file():
+        path = path.parent  # a run knows how images are prepared
     model: Any = load_model(path) if path.is_dir() else irpe.load_published(path)
     if (path / RUN_FILE).is_file():
         return model, read_config(path)

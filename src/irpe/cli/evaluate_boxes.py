@@ -12,6 +12,7 @@ from irpe.extras import require
 from irpe.files import write_text
 from irpe.train.config import DetectorConfig
 
+_ON_A_SHEET = 24
 _FROM = 0.5  # the score from which a box is drawn
 
 
@@ -23,10 +24,11 @@ def is_detector(model: Any) -> bool:
 def describe_detector(model: Any) -> DetectorConfig:
     """Returns how images are prepared for a detector that is no run, and its classes.
 
-    A model that does not know names has COCO's category ids as its classes, as those of the paper.
+    A model without a name for each class has COCO's category ids as its classes, as those of the
+    paper. Images are prepared as for the paper's.
     """
     names = [model.config.id2label[number] for number in range(model.config.num_labels)]
-    is_named = names != [f"LABEL_{number}" for number in range(len(names))]
+    is_named = names[0] != "LABEL_0" and len(set(names)) == len(names)
     backbone = model.config.backbone_config.backbone
     return DetectorConfig(backbone=backbone, classes=tuple(names) if is_named else ())
 
@@ -36,8 +38,7 @@ def evaluate_boxes(
     model: Any,
     config: DetectorConfig,
     accelerator: Any,
-    split: str | None,
-    batch_size: int,
+    batch_size: int | None,
     workers: int,
     draw: int,
     output: Path | None,
@@ -45,32 +46,39 @@ def evaluate_boxes(
 ) -> None:
     """Prints and saves average precision, and saves the boxes that were found."""
     require("pycocotools", "train")
+    if draw:
+        require("matplotlib", "viz")
     from irpe.cli.monitor import track
     from irpe.train.average_precision import per_class, score_boxes
     from irpe.train.boxes import open_boxes
-    from irpe.train.detect import as_row, eval_boxes, find_boxes
+    from irpe.train.detect import BATCH, as_row, eval_boxes, find_boxes
 
     if config.data == "embedded":
         raise ValueError("--data is missing: a folder in the layout of COCO or Pascal VOC")
-    split = split or config.val_split
-    source = open_boxes(config.data, split, config.classes or None)
+    place = output or (path / "eval" if path.is_dir() else Path(f"{path.stem}-eval"))
+    if accelerator.is_main_process:
+        place.mkdir(parents=True, exist_ok=True)
+    source = open_boxes(config.data, config.val_split, config.classes or None)
     source = source.first(config.limit) if config.limit else source
     with accelerator.local_main_process_first():  # which may make feature maps
         images = eval_boxes(source, config, model.model.backbone if config.views else None, track)
     categories = source.categories if config.classes else range(model.config.num_labels)
     model = model.to(accelerator.device)
-    found = find_boxes(model, images, categories, accelerator, workers, batch_size)
+    found = find_boxes(model, images, categories, accelerator, workers, batch_size or BATCH)
     known = set(source.categories)
     found = [box for box in found if box["category_id"] in known]
     if not accelerator.is_main_process:
         return
     score = score_boxes(source.content, found)
     values = {
-        "path": str(path), "data": config.data, "split": split, **_without_nan(as_row(score)),
-        "classes": _without_nan(per_class(source.content, found)), "num_images": score.num_images,
-    }  # fmt: skip
-    place = output or (path / "eval" if path.is_dir() else Path(f"{path.stem}-eval"))
-    place.mkdir(parents=True, exist_ok=True)
+        "path": str(path),
+        "data": config.data,
+        "split": config.val_split,
+        **_without_nan(as_row(score)),
+        "classes": _without_nan(per_class(source.content, found)),
+        "num_images": score.num_images,
+        "num_dropped": source.num_dropped,
+    }
     write_text(place / "scores.json", json.dumps(values, indent=2) + "\n")
     write_text(place / "detections.json", json.dumps(found) + "\n")
     if draw:
@@ -80,12 +88,13 @@ def evaluate_boxes(
         return
     numbers = (f"{name} {_number(value)}" for name, value in as_row(score).items())
     typer.echo("  ".join(numbers))
-    typer.echo(f"{score.num_images:,} images of {config.data}, {split}; saved in {place}")
+    dropped = f" without {source.num_dropped} invalid boxes" if source.num_dropped else ""
+    data = f"{config.data}, {config.val_split}{dropped}"
+    typer.echo(f"{score.num_images:,} images of {data}; saved in {place}")
 
 
 def _draw(source: Any, found: list[dict[str, Any]], count: int, place: Path) -> None:
-    """Saves pictures of the first images with their boxes, and all of them on a contact sheet."""
-    require("matplotlib", "viz")
+    """Saves pictures of the first images with their boxes, and a contact sheet of some of them."""
     from irpe.viz import DetectedImage, plot_contact_sheet, plot_detections, save_figure
 
     names = dict(zip(source.categories, source.classes, strict=True))
@@ -107,8 +116,10 @@ def _draw(source: Any, found: list[dict[str, Any]], count: int, place: Path) -> 
         scores = [box["score"] for box in own]
         items.append(DetectedImage(image, boxes, labels, scores, truth, title))
         figure = plot_detections(image, boxes, labels, scores, classes=source.classes)
-        save_figure(figure, place / f"{Path(title).stem}.png")
-    save_figure(plot_contact_sheet(items, source.classes), place / "contact-sheet.png")
+        save_figure(figure, place / f"{number:04}-{Path(title).stem}.png")
+    save_figure(
+        plot_contact_sheet(items[:_ON_A_SHEET], source.classes), place / "contact-sheet.png"
+    )
 
 
 def _without_nan(values: Mapping[str, float]) -> dict[str, float | None]:

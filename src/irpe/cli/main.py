@@ -18,4 +18,12 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         if os.environ.get("IRPE_TRACEBACK"):
             raise
-        sys.exit(f"irpe: {error}")
+        sys.exit(f"irpe: {_message(error)}")
+
+
+def _message(error: Exception) -> str:
+    """Returns what an error says; one from a process that reads images comes with its traceback."""
+    text = str(error)
+    if "in DataLoader worker process" not in text:
+        return text
+    return text.strip().splitlines()[-1].partition(": ")[2]

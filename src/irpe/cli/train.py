@@ -86,10 +86,8 @@ def _run(config: Config, directory: Path, is_new: bool) -> None:
         raise ValueError(
             f"{directory} is not empty: go on with --resume {directory}, or choose another --output"
         )
-    if (directory / CHECKPOINT).exists():
-        config = config.replace(initial=None)  # the checkpoint has them
     with accelerator.local_main_process_first():  # which may fetch data or make feature maps
-        task = _open_task(config, is_shown)
+        task = _open_task(config, directory / CHECKPOINT, is_shown)
     try:
         with ProgressMonitor(is_shown) as monitor:
             fit(task, directory, monitor, accelerator)
@@ -101,18 +99,22 @@ def _run(config: Config, directory: Path, is_new: bool) -> None:
         typer.echo(f"trained model in {directory / 'model'}, table of epochs in metrics.csv")
 
 
-def _open_task(config: Config, is_shown: bool) -> Any:
-    """Returns what a configuration is to learn, with its data."""
+def _open_task(config: Config, checkpoint: Path, is_shown: bool) -> Any:
+    """Returns what a configuration is to learn, with its data; a checkpoint has the weights."""
     if isinstance(config, DetectorConfig):
         require("transformers", "transformers")
         from irpe.cli.monitor import track
+        from irpe.train.checkpoint import load_checkpoint
         from irpe.train.detect import open_detection
 
-        task = open_detection(config, track)
-        dropped = task.train.num_dropped + task.val.num_dropped
-        if is_shown and dropped:
-            typer.echo(f"{dropped} invalid boxes of {config.data} are left out", err=True)
+        weights = load_checkpoint(checkpoint)["model"] if checkpoint.exists() else None
+        task = open_detection(config, track, weights)
+        for split, source in {config.train_split: task.train, config.val_split: task.val}.items():
+            if is_shown and source.num_dropped:
+                typer.echo(f"{split}: {source.num_dropped} invalid boxes are left out", err=True)
         return task
+    if checkpoint.exists():
+        config = config.replace(initial=None)
     from irpe.train.classify import Classification
     from irpe.train.images import open_images
 

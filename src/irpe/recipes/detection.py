@@ -12,6 +12,7 @@ from irpe.train.config import DetectorConfig
 
 def _table_6(**changes: Any) -> DetectorConfig:
     config = DetectorConfig(
+        backbone="resnet50.tv_in1k",
         epochs=150,
         last_epochs=50,
         batch_size=16,

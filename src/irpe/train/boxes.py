@@ -11,8 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from irpe.train.coco_files import Listing, corners, read_coco
-from irpe.train.images import _UNREADABLE, BrokenImageError
-from irpe.train.loading import _in_colours
+from irpe.train.images import UNREADABLE, BrokenImageError
+from irpe.train.loading import in_colours
 from irpe.train.voc_files import read_voc
 
 
@@ -66,14 +66,14 @@ class BoxSource:
             with Image.open(self.filename(index)) as image:
                 if image.size == size:
                     image.load()
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise BrokenImageError(f"{name} cannot be read: {error}") from error
         if image.size != size:
             raise ValueError(
                 f"{name} has {image.size[0]} x {image.size[1]} pixels, but {self.listing.path} "
                 f"says {size[0]} x {size[1]}: its boxes are of another image"
             )
-        return _in_colours(image, "RGB"), self._target(recorded)
+        return in_colours(image, "RGB"), self._target(recorded)
 
     def filename(self, index: int) -> str:
         """Returns the file of an image."""
@@ -142,8 +142,8 @@ def _coco_name(path: Path) -> str:
 
 
 def _choose(split: str, fitting: list[str], paths: dict[str, Path]) -> str:
-    if len(fitting) == 1:
-        return fitting[0]
+    if split in fitting or len(fitting) == 1:
+        return split if split in fitting else fitting[0]
     place = next(iter(paths.values())).parent
     if not fitting:
         names = ", ".join(sorted(paths))

@@ -206,6 +206,7 @@ def _annotations(
     found = _identify(entries, "annotation", path)
     annotations: list[dict[str, Any]] = []
     dropped: Counter[int] = Counter()
+    free = count(max([0, *found]) + 1)  # pycocotools takes a match with the id 0 for none
     for key, entry in found.items():
         where = f"{path}: annotation {key}"
         annotation = _annotation(entry, where, names)
@@ -215,8 +216,7 @@ def _annotations(
         if corners(annotation["bbox"], image["width"], image["height"]) is None:
             dropped[image["id"]] += 1
             continue
-        # pycocotools takes a match with the id 0 for none.
-        annotation["id"] = key or max(found) + 1
+        annotation["id"] = key if key > 0 else next(free)
         annotations.append(_with_area(annotation, entry, where))
     return annotations, dropped
 

@@ -28,7 +28,9 @@ class RunConfig:
     encoding: str = _help("Relative encoding, for example product-contextual-k.", "none")
     absolute: str = _help("Absolute encoding: keep, none or sinusoid.", "keep")
     model_args: Mapping[str, Any] = _help("More arguments of the model, as JSON.", {})
-    initial: str | None = _help("Weights to start from: a run, a file, or 'pretrained'.", None)
+    initial: str | None = _help(
+        "Weights to start from: a run, a file, or, for classifiers, 'pretrained'.", None
+    )
 
     data: str = _help(
         "For classifiers a folder, tar or idx files, a timm data set name, or 'embedded'; for "
@@ -48,7 +50,9 @@ class RunConfig:
     warmup_lr: float = _help("Learning rate at the start.", 1e-6)
     warmup_epochs: int = _help("Epochs until the highest learning rate.", 5)
     optimizer: str = _help("Optimizer, by its timm name.", "adamw")
-    weight_decay: float = _help("Weight decay; tables, biases and norms have none.", 0.05)
+    weight_decay: float = _help(
+        "Weight decay; tables have none, nor have biases and norms of classifiers.", 0.05
+    )
     clip_grad: float = _help("Largest norm of the gradient; 0: any.", 0.0)
     repeats: int = _help("Augmented copies of an image in one epoch.", 1)
     ema_decay: float = _help("Decay of the averaged weights, then the ones kept; 0: none.", 0.0)
@@ -154,6 +158,11 @@ class DetectorConfig(RunConfig):
         _check_at_least(self, 1, "min_short_side")
         _check_at_least(self, self.min_short_side, "short_side")
         _check_at_least(self, self.short_side, "long_side")
+        if self.initial == "pretrained":
+            raise ValueError(
+                "initial 'pretrained' is for classifiers: a detector starts from a run or a file, "
+                "its backbone from backbone_weights"
+            )
         if self.views and self.backbone_lr:
             raise ValueError(
                 f"views = {self.views}: kept versions need a backbone that is not trained, set "
@@ -162,7 +171,7 @@ class DetectorConfig(RunConfig):
         if self.views and self.backbone_weights == "none":
             raise ValueError(
                 f"views = {self.views}: kept versions need a backbone with weights, set "
-                "backbone_weights to 'pretrained' or a file"
+                "backbone_weights to 'pretrained' or to a file"
             )
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
 
@@ -175,7 +184,7 @@ def parse_config(text: str) -> Config:
     """Returns the configuration that `to_json` wrote."""
     try:
         fields = json.loads(text)
-        return _TASKS[fields.pop("task")](**fields)
+        return _TASKS[fields.pop("task", "classification")](**fields)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"not the configuration of a run: {error!r}") from error
 

@@ -20,9 +20,10 @@ from irpe.train.average_precision import (
     to_detections,
 )
 from irpe.train.boxes import BoxSource, open_boxes
+from irpe.train.build import Weights
 from irpe.train.config import DetectorConfig
 from irpe.train.detection_loss import Share, count_targets, share_of
-from irpe.train.detector import build_backbone, build_detector
+from irpe.train.detector import FrozenBackbone, build_detector, fill_backbone
 from irpe.train.features import FeatureMaps, Track, keep_features, no_track
 from irpe.train.loading import every_batch
 from irpe.train.views import BoxBatch, BoxImages, Views
@@ -41,17 +42,20 @@ class DetectionTask:
         train: The images to train on.
         val: The images to evaluate on.
         track: Shows how far the making of feature maps is.
+        weights: Those of the checkpoint that the run goes on from, if there is one.
     """
 
     config: DetectorConfig
     train: BoxSource
     val: BoxSource
     track: Track = no_track
+    weights: Weights | None = None
 
     def __post_init__(self) -> None:
         config = self.config
         self.share = Share(1.0, 1.0)
-        backbone = build_backbone(config) if config.views else None
+        self.settings = DetrConfig(**config.model_args)
+        backbone = _make_backbone(config, self.weights) if config.views else None
         self.images: Boxed = _train_images(self.train, config, backbone, self.track)
         self.val_images: Boxed = eval_boxes(self.val, config, backbone, self.track)
 
@@ -60,7 +64,7 @@ class DetectionTask:
 
     def build(self) -> nn.Module:
         """Returns the model at its start."""
-        return build_detector(self.config)
+        return build_detector(self.config, is_filled=self.weights is None)
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Returns the parameters with the learning rates of the backbone and of all else."""
@@ -68,12 +72,11 @@ class DetectionTask:
 
     def begin_step(self, batches: list[BoxBatch], accelerator: Accelerator) -> None:
         """Counts the boxes of the step, over all processes."""
-        settings = DetrConfig(**self.config.model_args)
         labels = [label for batch in batches for label in batch.labels]
-        counts = count_targets(labels, settings.num_queries).to(accelerator.device)
+        counts = count_targets(labels, self.settings.num_queries).to(accelerator.device)
         total: Any = accelerator.reduce(counts, "sum")
         parts = len(batches) * accelerator.num_processes
-        self.share = share_of(total.cpu(), parts, settings.eos_coefficient)
+        self.share = share_of(total.cpu(), parts, self.settings.eos_coefficient)
 
     def loss(self, model: nn.Module, batch: BoxBatch, device: torch.device) -> Tensor:
         """Returns the loss of a batch."""
@@ -102,15 +105,23 @@ class DetectionTask:
         return as_row(score_boxes(self.val.content, found))
 
 
-def open_detection(config: DetectorConfig, track: Track = no_track) -> DetectionTask:
-    """Returns the task of a configuration, with the data that it names."""
+def open_detection(
+    config: DetectorConfig, track: Track = no_track, weights: Weights | None = None
+) -> DetectionTask:
+    """Returns the task of a configuration, with the data that it names.
+
+    Args:
+        config: The configuration.
+        track: Shows how far the making of feature maps is.
+        weights: Those of the checkpoint that the run goes on from, if there is one.
+    """
     if config.data == "embedded":
         raise ValueError("data is missing: a folder in the layout of COCO or Pascal VOC")
     train = open_boxes(config.data, config.train_split, config.classes or None)
     val = open_boxes(config.data, config.val_split, train.classes)
     if config.limit:
         train, val = train.first(config.limit), val.first(config.limit)
-    return DetectionTask(config.replace(classes=tuple(train.classes)), train, val, track)
+    return DetectionTask(config.replace(classes=tuple(train.classes)), train, val, track, weights)
 
 
 def find_boxes(
@@ -178,20 +189,31 @@ def eval_boxes(
 
 
 def parameter_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str, Any]]:
-    """Returns what an optimizer learns: the backbone at a rate of its own, tables without decay."""
+    """Returns what an optimizer learns: the backbone at its own rate, all but tables with decay."""
     backbone = _ids(model.get_submodule("model.backbone"))
     tables = [m for m in model.modules() if isinstance(m, RelativePositionEncoding)]
     exempt = {key for table in tables for key in _ids(table)}
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for parameter in model.parameters():
         if parameter.requires_grad:
-            decays = parameter.ndim > 1 and id(parameter) not in exempt
+            decays = id(parameter) not in exempt
             lr = config.backbone_lr if id(parameter) in backbone else config.lr
             groups[lr, config.weight_decay * decays].append(parameter)
     return [
         {"params": chosen, "lr": lr, "weight_decay": decay}
         for (lr, decay), chosen in groups.items()
     ]
+
+
+def _make_backbone(config: DetectorConfig, weights: Weights | None) -> FrozenBackbone:
+    backbone = FrozenBackbone(config.backbone).eval()
+    if weights is None:
+        fill_backbone(backbone.model, config)
+    else:
+        place = "model.backbone."
+        own = {k.removeprefix(place): v for k, v in weights.items() if k.startswith(place)}
+        backbone.load_state_dict(own)
+    return backbone
 
 
 def _ids(module: nn.Module) -> set[int]:
@@ -208,7 +230,10 @@ def _train_images(source: BoxSource, config: DetectorConfig, backbone: Any, trac
 
 def _colours(config: DetectorConfig) -> dict[str, Any]:
     """Returns the mean and deviation that the backbone is for."""
-    network: Any = timm.get_pretrained_cfg(config.backbone)
+    try:
+        network: Any = timm.get_pretrained_cfg(config.backbone)
+    except RuntimeError:  # no such tag
+        network = None
     if network is None:
         raise ValueError(f"backbone {config.backbone!r} is not one of timm's")
     return {"mean": network.mean, "std": network.std}

@@ -43,6 +43,7 @@ def share_of(counts: Tensor, parts: int, no_object: float) -> Share:
     return Share(max(boxes, 1.0 / parts), matched + no_object * (queries - matched))
 
 
+@torch.compiler.disable  # the matching is not PyTorch's
 def detection_loss(
     logits: Tensor,
     labels: list[dict[str, Any]],

@@ -2,12 +2,14 @@
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional
@@ -20,6 +22,7 @@ from irpe.train.checkpoint import read_torch
 from irpe.train.config import DetectorConfig
 from irpe.train.detection_loss import detection_loss
 
+_FIXED = {"auxiliary_loss", "backbone_config"}  # by the configuration of the run
 _PACKAGED = "tf_efficientnet_lite0"  # whose weights come in a package of their own
 
 
@@ -48,11 +51,12 @@ class FrozenBackbone(nn.Module):
         return [(features, mask[0].bool())]
 
 
-def build_detector(config: DetectorConfig) -> nn.Module:
+def build_detector(config: DetectorConfig, is_filled: bool = True) -> nn.Module:
     """Returns the model to train; its random start follows from torch's random numbers.
 
     Args:
         config: The configuration, with the classes of the data.
+        is_filled: Fill it with the weights to start from; without, for those of a checkpoint.
     """
     _check_arguments(config.model_args)
     names = dict(enumerate(config.classes))
@@ -66,19 +70,21 @@ def build_detector(config: DetectorConfig) -> nn.Module:
     }
     try:
         model: Any = DetrForObjectDetection(DetrConfig(**arguments))
-    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+    except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
             f"backbone {config.backbone!r} with {dict(config.model_args)}: {error}"
         ) from error
     _start(model)
     if config.backbone_lr:
         _check_trainable(config.backbone)
-        _fill_backbone(model.model.backbone.model, config)
+        _freeze_first_layers(model.model.backbone.model)
     else:
-        model.model.backbone = build_backbone(config)
+        model.model.backbone = FrozenBackbone(config.backbone).eval()
+    if is_filled and config.initial is None:
+        fill_backbone(model.model.backbone.model, config)
     if (config.encoding, config.absolute) != ("none", "keep"):
         equip(model, config.encoding, absolute=config.absolute)
-    if config.initial is not None:
+    if is_filled and config.initial is not None:
         start_from(model, read_weights(Path(config.initial)), config.initial)
     model.loss_function = detection_loss
     return model
@@ -86,26 +92,22 @@ def build_detector(config: DetectorConfig) -> nn.Module:
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raises an error for what transformers would pass over, or fail on later."""
-    known = {field.name for field in dataclasses.fields(DetrConfig)}
+    known = {field.name for field in dataclasses.fields(DetrConfig)} - _FIXED
     unknown = sorted(set(arguments) - known)
     if unknown:
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"model_args {unknown[0]!r} is no argument of transformers' DETR{hint}")
-    config = DetrConfig(**arguments)
+    try:
+        config = DetrConfig(**arguments)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        raise ValueError(f"model_args {dict(arguments)}: {error}") from error
     for name in ("encoder_attention_heads", "decoder_attention_heads"):
-        if config.d_model % getattr(config, name):
+        heads = getattr(config, name)
+        if heads < 1 or config.d_model % heads:
             raise ValueError(
-                f"model_args: d_model = {config.d_model} is not divisible by {name} = "
-                f"{getattr(config, name)}"
+                f"model_args: d_model = {config.d_model} is not divisible by {name} = {heads}"
             )
-
-
-def build_backbone(config: DetectorConfig) -> FrozenBackbone:
-    """Returns the backbone of a detector that does not train it, in eval mode."""
-    backbone = FrozenBackbone(config.backbone).eval()
-    _fill_backbone(backbone.model, config)
-    return backbone
 
 
 def _check_trainable(name: str) -> None:
@@ -119,13 +121,26 @@ def _check_trainable(name: str) -> None:
         )
 
 
+def _freeze_first_layers(network: nn.Module) -> None:
+    """Leaves the stem and the first layers of a ResNet as they are, as DETR does."""
+    learned = ("layer2.", "layer3.", "layer4.")
+    if not hasattr(network, "layer4"):
+        return
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name.startswith(learned))
+
+
 def _start(model: Any) -> None:
-    """Starts as DETR does: blocks by Xavier, queries normal, all else as torch starts it."""
+    """Starts as DETR does: blocks by Xavier's rule, queries normal, heads as torch starts them.
+
+    DETR keeps the weights of q, k and v in one matrix, whose bound is smaller.
+    """
     detr = model.model
     for part in (detr.encoder, detr.decoder):
-        for parameter in part.parameters():
+        for name, parameter in part.named_parameters():
             if parameter.ndim > 1:
-                nn.init.xavier_uniform_(parameter)
+                is_joint = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight"))
+                nn.init.xavier_uniform_(parameter, gain=math.sqrt(0.5) if is_joint else 1.0)
     nn.init.normal_(detr.query_position_embeddings.weight)
     for part in (detr.input_projection, model.class_labels_classifier, model.bbox_predictor):
         for module in part.modules():
@@ -133,7 +148,8 @@ def _start(model: Any) -> None:
                 module.reset_parameters()
 
 
-def _fill_backbone(network: nn.Module, config: DetectorConfig) -> None:
+def fill_backbone(network: nn.Module, config: DetectorConfig) -> None:
+    """Gives a backbone the weights that a configuration names."""
     if config.backbone_weights == "none":
         return
     weights, own = _backbone_weights(config), network.state_dict()

@@ -4,6 +4,7 @@ Where a run stands is the epoch, the step in it, and the state of model, optimiz
 Every random number follows from the seed and that place, so a continued run is the run itself.
 """
 
+import os
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from timm.optim._optim_factory import create_optimizer_v2
+from timm.scheduler.multistep_lr import MultiStepLRScheduler
 from timm.scheduler.scheduler_factory import create_scheduler_v2
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
@@ -88,7 +90,15 @@ class StoppedError(RuntimeError):
 def make_accelerator(precision: str = "no") -> Accelerator:
     """Returns Accelerate's view of the processes: one, or those that torchrun started."""
     AcceleratorState._reset_state()  # else a process keeps the precision of its first run
-    return Accelerator(mixed_precision=precision)
+    is_cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(mixed_precision=precision, cpu=is_cpu)
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != started:
+        raise RuntimeError(
+            f"{started} processes were started, but Accelerate sees {accelerator.num_processes}: "
+            "they would train apart in one directory; look at ACCELERATE_* in the environment"
+        )
+    return accelerator
 
 
 def fit(task: Task, directory: Path, monitor: Monitor, accelerator: Accelerator) -> nn.Module:
@@ -174,11 +184,25 @@ class Trainer:
             lr=config.lr,
             weight_decay=config.weight_decay,
         )
+        self.scheduler = self._make_scheduler(optimizer)
+        model: Any = torch.compile(self.raw) if config.compile else self.raw
+        self.model: Any = self.accelerator.prepare_model(model)
+        self.optimizer = self.accelerator.prepare_optimizer(optimizer)
+
+    def _make_scheduler(self, optimizer: Any) -> Any:
+        config = self.config
+        if config.last_epochs:
+            drop = (config.epochs - config.last_epochs) * self.steps
+            return MultiStepLRScheduler(
+                optimizer,
+                decay_t=[drop + 1],  # it counts from 1
+                decay_rate=0.1,
+                warmup_t=config.warmup_epochs * self.steps,
+                warmup_lr_init=config.warmup_lr,
+                t_in_epochs=False,
+            )
         scheduler, _ = create_scheduler_v2(
             optimizer,
-            sched="step" if config.last_epochs else "cosine",
-            decay_epochs=config.epochs - config.last_epochs,
-            decay_rate=0.1,
             num_epochs=config.epochs,
             min_lr=config.min_lr,
             warmup_lr=config.warmup_lr,
@@ -186,10 +210,7 @@ class Trainer:
             step_on_epochs=False,
             updates_per_epoch=self.steps,
         )
-        self.scheduler: Any = scheduler
-        model: Any = torch.compile(self.raw) if config.compile else self.raw
-        self.model: Any = self.accelerator.prepare_model(model)
-        self.optimizer = self.accelerator.prepare_optimizer(optimizer)
+        return scheduler
 
     def _check_directory(self) -> None:
         if self.accelerator.is_main_process:

@@ -87,7 +87,8 @@ def _make_features(
     backbone: Any, source: BoxSource, views: Views, count: int, track: Track
 ) -> dict[str, Tensor]:
     images = BoxImages(source, views, seed=0)
-    device = next(backbone.parameters()).device
+    device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    backbone = backbone.to(device)
     draws = [Draw(v, number, number) for number in range(len(source)) for v in range(count)]
     tensors: dict[str, Tensor] = {}
     with torch.no_grad():

@@ -19,7 +19,7 @@ _SPLITS = {
 }
 _BY_NAME = ("torch/", "hfds/")
 # What Pillow raises for a file that is no image or only a part of one.
-_UNREADABLE = (
+UNREADABLE = (
     OSError,
     SyntaxError,
     ValueError,
@@ -109,7 +109,7 @@ class TimmSource:
             with file:
                 image = Image.open(file)
                 image.load()
-        except _UNREADABLE as error:
+        except UNREADABLE as error:
             raise BrokenImageError(f"{self.filename(index)}: {error}") from error
         return image, int(label)
 

@@ -101,7 +101,7 @@ class Images(Dataset[Any]):
         if draw.number in self.kept:
             return self.kept[draw.number]
         image, label, broken = self._read(draw.number)
-        image = _in_colours(image, self.mode)
+        image = in_colours(image, self.mode)
         if self.seed is not None:
             with seeded(self.seed, draw.epoch, draw.position):
                 return self.transform(image), label, draw.number, broken
@@ -293,7 +293,8 @@ def seed_everything(*numbers: int) -> None:
     torch.manual_seed(seed)
 
 
-def _in_colours(image: Any, mode: str) -> Any:
+def in_colours(image: Any, mode: str) -> Any:
+    """Returns an image of Pillow's in colours or in grey."""
     if image.mode.startswith("I"):  # 16 bits a pixel, of which Pillow would cut off the rest
         scaled = np.asarray(image).astype(np.float32) / 256
         image = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))

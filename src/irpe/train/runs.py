@@ -32,7 +32,10 @@ def read_config(directory: Path) -> Config:
 
 
 def save_model(directory: Path, model: nn.Module) -> None:
-    """Writes the trained model of a run, as `irpe.load_equipped` reads it if it is equipped."""
+    """Writes the trained model of a run, as `irpe.load_equipped` reads it if it is equipped.
+
+    A detector with a frozen backbone is read by `load_run` alone: transformers has no such model.
+    """
     place = directory / MODEL
     if equipment_of(model):
         save_equipped(model, place)
@@ -66,7 +69,7 @@ def _build(config: Config, weights: Weights) -> nn.Module:
     if isinstance(config, DetectorConfig):
         from irpe.train.detector import build_detector
 
-        return build_detector(config.replace(backbone_weights="none", views=0))
+        return build_detector(config, is_filled=False)
     return build_model(config, _num_classes(weights))
 
 
