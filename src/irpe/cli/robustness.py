@@ -107,7 +107,7 @@ def _open(
             config = config.replace(data=data, root=None, holdout=0.0)
         source = open_val(config, model, is_own=data is None)
         sizes = sizes or default_sizes(config, model)
-        check_conditions(path, config, sizes, moves)
+        check_conditions(path, config, model, sizes, moves)
         runs.append(Run(path, config, source))
     return runs, sizes or []
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import torch
 from accelerate import Accelerator
 from torch import nn
 
@@ -19,7 +20,6 @@ from irpe.train.images import Source
 from irpe.train.loading import eval_images
 from irpe.train.runs import load_run, read_config
 
-MOVES = (0, 1, 2, 3)
 _PARTS = tuple(Fraction(part) for part in ("3/4", "7/8", "1", "5/4", "3/2"))
 
 Axis = Literal["size", "move"]
@@ -134,17 +134,21 @@ def default_sizes(config: ClassifierConfig, model: nn.Module) -> list[int]:
 
 
 def check_conditions(
-    path: Path, config: ClassifierConfig, sizes: Sequence[int], moves: Sequence[int]
+    path: Path,
+    config: ClassifierConfig,
+    model: nn.Module,
+    sizes: Sequence[int],
+    moves: Sequence[int],
 ) -> None:
     """Raises an error if a run cannot be evaluated at these sizes and moves.
 
     Args:
         path: The run's directory.
         config: Its configuration.
+        model: Its model.
         sizes: Heights and widths of the input, in pixels.
         moves: How far images are moved, in patches.
     """
-    model = load_run(path)
     patch = _patch_size(model)
     most = config.image_size // patch - 1
     for move in moves:
@@ -155,14 +159,19 @@ def check_conditions(
             )
     for size in sizes:
         if size < patch or size % patch:
+            near = max(1, size // patch) * patch
             raise ValueError(
                 f"{path}: size {size} is not a multiple of {patch}, the side of a patch: choose "
-                f"{max(1, size // patch) * patch} or {(size // patch + 1) * patch}"
+                f"{near} or {near + patch}"
             )
-        resize(model, config, size, path)
+        try:
+            with torch.no_grad():  # tables that end at some distance are found out by an image
+                resize(model, config, size)(torch.zeros(1, config.channels, size, size))
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be evaluated at size {size}: {error}") from error
 
 
-def resize(model: nn.Module, config: ClassifierConfig, size: int, path: Path) -> nn.Module:
+def resize(model: nn.Module, config: ClassifierConfig, size: int) -> nn.Module:
     """Returns the model of a run, built again for images of another size, in eval mode.
 
     The learned absolute encoding is resampled, a sinusoid is that of the new grid, and all other
@@ -172,14 +181,10 @@ def resize(model: nn.Module, config: ClassifierConfig, size: int, path: Path) ->
         model: The model.
         config: The configuration of the run.
         size: The height and width of the input.
-        path: The run's directory, for errors.
     """
     whole: Any = model
-    try:
-        other = build_model(config.replace(image_size=size, initial=None), whole.num_classes)
-        start_from(other, model.state_dict(), "the run")
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be evaluated at size {size}: {error}") from error
+    other = build_model(config.replace(image_size=size, initial=None), whole.num_classes)
+    start_from(other, model.state_dict(), "the run")
     return other.eval()
 
 
@@ -223,7 +228,7 @@ def collect(points: Iterable[Point], axis: Axis, labels: Sequence[str]) -> Curve
 
 
 def _top1_at(run: Run, model: nn.Module, size: int, accelerator: Accelerator) -> float:
-    resized = resize(model, run.config, size, run.path).to(accelerator.device)
+    resized = resize(model, run.config, size).to(accelerator.device)
     images = eval_images(run.source, run.config.replace(image_size=size))
     score = evaluate(resized, images, accelerator, workers=run.config.workers)
     check_broken(score, run.config.max_broken, run.config.data)
