@@ -195,7 +195,17 @@ def test_the_program_says_what_is_wrong_in_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     "command",
-    ["index", "buckets", "weights", "attention", "tables", "locality", "training", "explorer"],
+    [
+        "index",
+        "buckets",
+        "weights",
+        "attention",
+        "tables",
+        "locality",
+        "training",
+        "robustness",
+        "explorer",
+    ],
 )
 def test_help_has_an_example(show, monkeypatch, command):
     monkeypatch.setitem(os.environ, "COLUMNS", "80")

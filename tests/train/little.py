@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
+import torch
+
+from irpe.train.build import build_model
 from irpe.train.classify import Classification
 from irpe.train.config import ClassifierConfig
 from irpe.train.engine import Trainer, fit, make_accelerator
 from irpe.train.images import Part, open_images
 from irpe.train.logs import Silence
+from irpe.train.runs import save_model
 
 CONFIG = ClassifierConfig(
     model="vit_tiny_patch16_224",
@@ -50,3 +54,16 @@ def train(directory, config=CONFIG, monitor=None):
 
 def trainer(directory, config=CONFIG):
     return Trainer(task(config), Path(directory), Silence(), make_accelerator())
+
+
+def write_run(directory, config=CONFIG):
+    """Writes a run whose weights are random, not learned, so that its answers differ."""
+    directory = Path(directory)
+    directory.mkdir(parents=True)
+    (directory / "run.json").write_text(config.to_json())
+    torch.manual_seed(config.seed)
+    model = build_model(config, 10)
+    for weights in model.parameters():
+        torch.nn.init.normal_(weights, std=0.4)
+    save_model(directory, model)
+    return directory

@@ -73,7 +73,7 @@ def evaluate(
         raise ValueError("--split, --draw and --output are for detectors: this is a classifier")
     if data is not None:
         config = config.replace(data=data, root=root, holdout=0.0)
-    source = _open(config, model, is_own=data is None)
+    source = open_val(config, model, is_own=data is None)
     model, images = model.to(accelerator.device), eval_images(source, config)
     score = score_of(model, images, accelerator, batch_size or 256, workers)
     check_broken(score, config.max_broken, config.data)
@@ -115,7 +115,7 @@ def _load(path: Path) -> tuple[Any, Config]:
     return model, config
 
 
-def _open(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
+def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
     """Returns the validation images; those of a run's own data count the classes it trained."""
     from irpe.train.images import open_images, open_split
 

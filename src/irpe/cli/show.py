@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 
+from irpe.cli import robustness
 from irpe.cli.load import load_model
 from irpe.cli.profile import parse_sizes
 from irpe.core.grid import Grid
@@ -213,6 +214,9 @@ def training(
     labels = names if len(set(names)) == len(names) else [str(run) for run in runs]
     metrics = {label: read_metrics(run) for label, run in zip(labels, runs, strict=True)}
     _write(plot_training(metrics), output)
+
+
+app.command(epilog=robustness.EPILOG)(robustness.robustness)
 
 
 @app.command(epilog="Example: `irpe show explorer --run runs/k -o page.html`")

@@ -15,6 +15,7 @@ from irpe.viz.explorer import explorer_page
 from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
+from irpe.viz.robustness import plot_robustness
 from irpe.viz.tables import plot_tables
 from irpe.viz.training import plot_training, read_metrics
 
@@ -35,6 +36,7 @@ __all__ = [
     "plot_detections",
     "plot_index",
     "plot_locality",
+    "plot_robustness",
     "plot_scores",
     "plot_tables",
     "plot_training",

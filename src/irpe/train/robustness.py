@@ -1,0 +1,245 @@
+"""Trained classifiers on images that they were not trained for: of other sizes, and moved."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from irpe.train.ablate import find_hits
+from irpe.train.build import build_model, start_from
+from irpe.train.config import ClassifierConfig
+from irpe.train.evaluate import check_broken, evaluate
+from irpe.train.images import Source
+from irpe.train.loading import eval_images
+from irpe.train.runs import load_run, read_config
+
+_PARTS = tuple(Fraction(part) for part in ("3/4", "7/8", "1", "5/4", "3/2"))
+
+Axis = Literal["size", "move"]
+Curves = dict[str, dict[int, list[float]]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to evaluate.
+
+    Args:
+        path: Its directory.
+        config: Its configuration.
+        source: The images to evaluate on.
+    """
+
+    path: Path
+    config: ClassifierConfig
+    source: Source
+
+
+class Point(NamedTuple):
+    """A run's score under one condition.
+
+    Args:
+        run: The number of the run.
+        axis: What was changed: the size of the input, or the place of the image.
+        at: The size in pixels, or the move in patches.
+        top1: Percent of the images told right.
+    """
+
+    run: int
+    axis: Axis
+    at: int
+    top1: float
+
+
+def read_classifier(path: Path) -> ClassifierConfig:
+    """Returns the configuration of a classifier's run."""
+    config = read_config(path)
+    if not isinstance(config, ClassifierConfig):
+        raise ValueError(f"{path} is the run of a detector: pass runs of classifiers")
+    return config
+
+
+def group_runs(configs: Sequence[ClassifierConfig]) -> list[int]:
+    """Returns the number of each run's group: runs that differ in nothing but the seed share one.
+
+    Args:
+        configs: The configurations of the runs.
+    """
+    keys = [config.replace(seed=0).to_json() for config in configs]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return [numbers[key] for key in keys]
+
+
+def name_groups(runs: Sequence[Path], labels: Sequence[str]) -> list[str]:
+    """Returns the label of each run, which is the label of its group.
+
+    Args:
+        runs: The directories of the runs.
+        labels: A name for each group, in the order of their first runs; empty: names that tell
+            the encodings.
+    """
+    configs = [read_classifier(path) for path in runs]
+    groups = group_runs(configs)
+    first = [groups.index(number) for number in range(max(groups) + 1)]
+    if labels and len(labels) != len(first):
+        raise ValueError(
+            f"{len(labels)} labels for {len(first)} groups of runs, which are what differs in more "
+            f"than the seed: give one label for each, in the order of "
+            f"{', '.join(str(runs[number]) for number in first)}"
+        )
+    names = list(labels) or [describe(configs[n], load_run(runs[n])) for n in first]
+    for number, name in enumerate(names):
+        other = names.index(name)
+        if other < number:
+            fields = _differences(configs[first[other]], configs[first[number]])
+            raise ValueError(
+                f"two groups of runs are called {name!r}, and differ in {', '.join(fields)}: give "
+                f"each of the {len(first)} groups a label of its own"
+            )
+    return [names[group] for group in groups]
+
+
+def describe(config: ClassifierConfig, model: nn.Module) -> str:
+    """Returns a short text that tells the encodings of a run, such as "absolute + K".
+
+    Args:
+        config: The run's configuration.
+        model: The run's model.
+    """
+    keys = list(model.state_dict())
+    parts: list[str] = []
+    if config.absolute == "sinusoid":
+        parts.append("sinusoid")
+    elif "pos_embed" in keys:
+        parts.append("absolute")
+    if any(key.endswith("relative_position_bias_table") for key in keys):
+        parts.append("built-in bias")
+    if config.encoding != "none":
+        usual = re.fullmatch("product-contextual-([qkv]+)", config.encoding)
+        parts.append(usual[1].upper() if usual else config.encoding)
+    return " + ".join(parts) or "none"
+
+
+def default_sizes(config: ClassifierConfig, model: nn.Module) -> list[int]:
+    """Returns sizes from three quarters to one and a half of a run's own, in whole patches."""
+    patch = _patch_size(model)
+    patches = Fraction(config.image_size, patch)
+    return sorted({max(1, round(patches * part)) * patch for part in _PARTS})
+
+
+def check_conditions(
+    path: Path,
+    config: ClassifierConfig,
+    model: nn.Module,
+    sizes: Sequence[int],
+    moves: Sequence[int],
+) -> None:
+    """Raises an error if a run cannot be evaluated at these sizes and moves.
+
+    Args:
+        path: The run's directory.
+        config: Its configuration.
+        model: Its model.
+        sizes: Heights and widths of the input, in pixels.
+        moves: How far images are moved, in patches.
+    """
+    patch = _patch_size(model)
+    most = config.image_size // patch - 1
+    for move in moves:
+        if not 0 <= move <= most:
+            raise ValueError(
+                f"{path}: a move by {move} patches leaves nothing of an image of "
+                f"{config.image_size} pixels in view: choose 0 to {most}"
+            )
+    for size in sizes:
+        if size < patch or size % patch:
+            near = max(1, size // patch) * patch
+            raise ValueError(
+                f"{path}: size {size} is not a multiple of {patch}, the side of a patch: choose "
+                f"{near} or {near + patch}"
+            )
+        try:
+            with torch.no_grad():  # tables that end at some distance are found out by an image
+                resize(model, config, size)(torch.zeros(1, config.channels, size, size))
+        except ValueError as error:
+            raise ValueError(f"{path} cannot be evaluated at size {size}: {error}") from error
+
+
+def resize(model: nn.Module, config: ClassifierConfig, size: int) -> nn.Module:
+    """Returns the model of a run, built again for images of another size, in eval mode.
+
+    The learned absolute encoding is resampled, a sinusoid is that of the new grid, and all other
+    weights, tables and the last layer among them, are the same.
+
+    Args:
+        model: The model.
+        config: The configuration of the run.
+        size: The height and width of the input.
+    """
+    whole: Any = model
+    other = build_model(config.replace(image_size=size, initial=None), whole.num_classes)
+    start_from(other, model.state_dict(), "the run")
+    return other.eval()
+
+
+def measure(
+    runs: Sequence[Run], sizes: Sequence[int], moves: Sequence[int], accelerator: Accelerator
+) -> Iterator[Point]:
+    """Yields the scores of all runs, at all sizes and then all moves, as they are found.
+
+    Args:
+        runs: The runs.
+        sizes: Heights and widths of the input, in pixels.
+        moves: How far images are moved, in patches, at the run's own size.
+        accelerator: Tells the device.
+    """
+    if accelerator.num_processes > 1:
+        raise ValueError("robustness is measured in one process: start it without torchrun")
+    for number, run in enumerate(runs):
+        model = load_run(run.path)
+        for size in sizes:
+            yield Point(number, "size", size, _top1_at(run, model, size, accelerator))
+        images = eval_images(run.source, run.config)
+        model = model.to(accelerator.device)
+        found = find_hits(model, images, moves, accelerator, run.config.workers)
+        for move, hits in zip(moves, found, strict=True):
+            yield Point(number, "move", move, 100 * hits.count("1") / len(hits))
+
+
+def collect(points: Iterable[Point], axis: Axis, labels: Sequence[str]) -> Curves:
+    """Returns the scores by the label of the group, then by the condition, in the order of runs.
+
+    Args:
+        points: The scores.
+        axis: Which of them.
+        labels: The label of each run.
+    """
+    curves: Curves = {label: {} for label in labels}
+    for point in points:
+        if point.axis == axis:
+            curves[labels[point.run]].setdefault(point.at, []).append(point.top1)
+    return curves
+
+
+def _top1_at(run: Run, model: nn.Module, size: int, accelerator: Accelerator) -> float:
+    resized = resize(model, run.config, size).to(accelerator.device)
+    images = eval_images(run.source, run.config.replace(image_size=size))
+    score = evaluate(resized, images, accelerator, workers=run.config.workers)
+    check_broken(score, run.config.max_broken, run.config.data)
+    return score.top1
+
+
+def _patch_size(model: nn.Module) -> int:
+    embedding: Any = model.get_submodule("patch_embed")
+    return embedding.patch_size[0]
+
+
+def _differences(one: ClassifierConfig, other: ClassifierConfig) -> list[str]:
+    names = [field.name for field in dataclasses.fields(one) if field.name != "seed"]
+    return [name for name in names if getattr(one, name) != getattr(other, name)]
