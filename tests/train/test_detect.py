@@ -11,9 +11,11 @@ import torch
 from train.scenes import CONFIG, SHARED, frozen, make_scenes, task, train, trainer
 
 from irpe.train import features
+from irpe.train.boxes import Target
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.detect import find_boxes
 from irpe.train.engine import StoppedError, make_accelerator
+from irpe.train.features import FeatureMaps
 from irpe.train.loading import Draw
 from irpe.train.runs import load_run, read_config
 from irpe.train.views import BoxImages, Views
@@ -159,6 +161,31 @@ def test_draws_take_versions_by_seed_epoch_and_position(data):
     assert [images[draw] is images.items[5][0] for draw in draws] == first
     other = task(data, frozen(data).replace(seed=1)).images
     assert [other[draw] is other.items[5][0] for draw in draws] != first
+
+
+def test_cut_feature_maps_keep_what_their_boxes_enclose(data):
+    source = task(data).train
+    features = torch.zeros(2, 7, 9)
+    features[0, 2:5, 3:8] = 1
+    features[1, 6, 0] = 1
+    boxes = torch.tensor([[3.0, 2, 8, 5], [0, 6, 1, 7]])
+    whole = features, Target(boxes, torch.tensor([0, 1])), 0
+    maps = FeatureMaps(source, [[whole]], 3, is_cut=True)
+    shapes = set()
+    for position in range(60):
+        part, target, _ = maps[Draw(0, position, 0)]
+        shapes.add(tuple(part.shape[1:]))
+        expected = {label: part[label].sum().item() for label in (0, 1) if part[label].any()}
+        found = {
+            int(label): ((x2 - x1) * (y2 - y1)).item()
+            for (x1, y1, x2, y2), label in zip(target.boxes, target.labels, strict=True)
+        }
+        assert found == expected
+        for (x1, y1, x2, y2), label in zip(target.boxes.int(), target.labels, strict=True):
+            assert part[label, y1:y2, x1:x2].all()
+        assert torch.equal(maps[Draw(0, position, 0)][0], part)
+    assert {height for height, _ in shapes} == {4, 5, 6, 7}
+    assert {width for _, width in shapes} == {5, 6, 7, 8, 9}
 
 
 def test_damaged_features_are_named(data, tmp_path):

@@ -148,7 +148,6 @@ def detr_small() -> DetectorConfig:
         short_side=384,
         min_short_side=384,
         long_side=640,
-        random_crop=False,
     )
 
 

@@ -149,7 +149,7 @@ class DetectorConfig(RunConfig):
     short_side: int = _help("Length of an image's short side.", 800)
     min_short_side: int = _help("The smallest in training, up to short_side by 32.", 480)
     long_side: int = _help("Length of an image's long side at most.", 1333)
-    random_crop: bool = _help("Crop half of the images at random in training.", True)
+    random_crop: bool = _help("Crop images, or kept feature maps, at random in training.", True)
     classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
 
     def __post_init__(self) -> None:

@@ -222,10 +222,12 @@ def _ids(module: nn.Module) -> set[int]:
 
 def _train_images(source: BoxSource, config: DetectorConfig, backbone: Any, track: Track) -> Boxed:
     sides = (*range(config.min_short_side, config.short_side, _STEP), config.short_side)
-    views = Views(sides, config.long_side, config.flip, config.random_crop, **_colours(config))
+    is_cut = config.random_crop and backbone is not None  # feature maps, in the place of images
+    crop = config.random_crop and not is_cut
+    views = Views(sides, config.long_side, config.flip, crop, **_colours(config))
     if backbone is None:
         return BoxImages(source, views, config.seed)
-    return keep_features(backbone, source, views, config.views, config.seed, track)
+    return keep_features(backbone, source, views, config.views, config.seed, track, is_cut)
 
 
 def _colours(config: DetectorConfig) -> dict[str, Any]:

@@ -35,19 +35,24 @@ class FeatureMaps(Dataset[Any]):
         source: The images.
         items: The versions of each image.
         seed: Chooses the version of a draw; `None` where there is one alone.
+        is_cut: Cut a part out of a version for each draw, which costs nothing.
     """
 
-    def __init__(self, source: BoxSource, items: list[list[Item]], seed: int | None) -> None:
+    def __init__(
+        self, source: BoxSource, items: list[list[Item]], seed: int | None, is_cut: bool = False
+    ) -> None:
         self.source = source
         self.items = items
         self.seed = seed
+        self.is_cut = is_cut
 
     def __getitem__(self, draw: Draw) -> Item:
         versions = self.items[draw.number]
         if self.seed is None:
             return versions[0]
         dice = random.Random(stream(self.seed, draw.epoch, draw.position))
-        return dice.choice(versions)
+        item = dice.choice(versions)
+        return _cut(item, dice) if self.is_cut else item
 
     def collate(self, items: list[Item]) -> BoxBatch:
         """Returns a batch."""
@@ -61,6 +66,7 @@ def keep_features(
     count: int,
     seed: int | None,
     track: Track = no_track,
+    is_cut: bool = False,
 ) -> FeatureMaps:
     """Returns the feature maps of all images, from disk if they were made before.
 
@@ -71,6 +77,7 @@ def keep_features(
         count: How many versions of each image.
         seed: Chooses the version of a draw.
         track: Shows how far it is.
+        is_cut: Cut a part out of a version for each draw.
     """
     path = PLACE / f"{_key(backbone, source, views, count)}.safetensors"
     if not path.exists():
@@ -80,7 +87,7 @@ def keep_features(
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged: {error}; remove it") from error
     items = [[_item(tensors, number, v) for v in range(count)] for number in range(len(source))]
-    return FeatureMaps(source, items, seed)
+    return FeatureMaps(source, items, seed, is_cut)
 
 
 def _make_features(
@@ -101,6 +108,24 @@ def _make_features(
             tensors[f"{name}.boxes"] = target.boxes * torch.tensor(scale)
             tensors[f"{name}.labels"] = target.labels
     return tensors
+
+
+def _cut(item: Item, dice: random.Random) -> Item:
+    """Returns a part of a feature map, half as high and wide at least, with the boxes in it."""
+    features, target, number = item
+    starts, sizes = zip(*(_window(side, dice) for side in features.shape[1:]), strict=True)
+    top, left = starts
+    height, width = sizes
+    part = features[:, top : top + height, left : left + width]
+    room = torch.tensor([width, height, width, height])
+    boxes = (target.boxes - torch.tensor([left, top, left, top])).clamp(min=0).minimum(room)
+    kept = (boxes[:, :2] < boxes[:, 2:]).all(1)
+    return part, Target(boxes[kept], target.labels[kept]), number
+
+
+def _window(side: int, dice: random.Random) -> tuple[int, int]:
+    size = dice.randint(-(-side // 2), side)
+    return dice.randint(0, side - size), size
 
 
 def _item(tensors: dict[str, Tensor], number: int, version: int) -> Item:
