@@ -50,6 +50,7 @@ def evaluate(
     """Top-1 and top-5 of a classifier, average precision of a detector."""
     require("accelerate", "train")
     require("timm", "train")
+    from irpe.cli.monitor import track
     from irpe.train.engine import make_accelerator
     from irpe.train.evaluate import check_broken
     from irpe.train.evaluate import evaluate as score_of
@@ -75,7 +76,7 @@ def evaluate(
         config = config.replace(data=data, root=root, holdout=0.0)
     source = open_val(config, model, is_own=data is None)
     model, images = model.to(accelerator.device), eval_images(source, config)
-    score = score_of(model, images, accelerator, batch_size or 256, workers)
+    score = score_of(model, images, accelerator, batch_size or 256, workers, track)
     check_broken(score, config.max_broken, config.data)
     if not accelerator.is_main_process:
         return

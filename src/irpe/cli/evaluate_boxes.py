@@ -55,16 +55,16 @@ def evaluate_boxes(
 
     if config.data == "embedded":
         raise ValueError("--data is missing: a folder in the layout of COCO or Pascal VOC")
+    source = open_boxes(config.data, config.val_split, config.classes or None)
+    source = source.first(config.limit) if config.limit else source
     place = output or (path / "eval" if path.is_dir() else Path(f"{path.stem}-eval"))
     if accelerator.is_main_process:
         place.mkdir(parents=True, exist_ok=True)
-    source = open_boxes(config.data, config.val_split, config.classes or None)
-    source = source.first(config.limit) if config.limit else source
     with accelerator.local_main_process_first():  # which may make feature maps
         images = eval_boxes(source, config, model.model.backbone if config.views else None, track)
     categories = source.categories if config.classes else range(model.config.num_labels)
     model = model.to(accelerator.device)
-    found = find_boxes(model, images, categories, accelerator, workers, batch_size or BATCH)
+    found = find_boxes(model, images, categories, accelerator, workers, batch_size or BATCH, track)
     known = set(source.categories)
     found = [box for box in found if box["category_id"] in known]
     if not accelerator.is_main_process:

@@ -1,5 +1,6 @@
 """A progress bar for a run: how far, how fast, how long still; a line for each epoch."""
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -81,7 +82,6 @@ class ProgressMonitor:
 
 
 def track(work: Iterable[Any], count: int, name: str) -> Iterable[Any]:
-    """Shows a bar over some long work, in a terminal."""
-    return rich_track(
-        work, name, count, console=Console(stderr=True), disable=not sys.stderr.isatty()
-    )
+    """Shows a bar over some long work, in a terminal, once for all processes."""
+    is_shown = sys.stderr.isatty() and os.environ.get("RANK", "0") == "0"
+    return rich_track(work, name, count, console=Console(stderr=True), disable=not is_shown)

@@ -24,8 +24,8 @@ from irpe.train.build import Weights
 from irpe.train.config import DetectorConfig
 from irpe.train.detection_loss import Share, count_targets, share_of
 from irpe.train.detector import FrozenBackbone, build_detector, fill_backbone
-from irpe.train.features import FeatureMaps, Track, keep_features, no_track
-from irpe.train.loading import every_batch
+from irpe.train.features import FeatureMaps, keep_features
+from irpe.train.loading import Track, every_batch, no_track
 from irpe.train.views import BoxBatch, BoxImages, Views
 
 Boxed = BoxImages | FeatureMaps
@@ -131,6 +131,7 @@ def find_boxes(
     accelerator: Accelerator,
     workers: int = 0,
     batch_size: int = BATCH,
+    track: Track = no_track,
 ) -> list[Detection]:
     """Returns what a model finds in all images; it is in eval mode afterwards.
 
@@ -141,13 +142,14 @@ def find_boxes(
         accelerator: Tells which process this is.
         workers: Processes that read images.
         batch_size: Images at a time.
+        track: Shows how far it is.
     """
     device, source = accelerator.device, images.source
     share = accelerator.num_processes, accelerator.process_index
     found: list[Detection] = []
     model.eval()
     with torch.no_grad(), accelerator.autocast():
-        for batch in every_batch(images, batch_size, workers, *share):
+        for batch in every_batch(images, batch_size, workers, *share, track):
             output = model(pixel_values=batch.pixels.to(device), pixel_mask=batch.mask.to(device))
             found += to_detections(
                 output.logits.float().cpu(),

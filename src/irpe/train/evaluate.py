@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional
 
-from irpe.train.loading import Batch, Images, every_batch
+from irpe.train.loading import Batch, Images, Track, every_batch, no_track
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ def evaluate(
     accelerator: Accelerator,
     batch_size: int = 256,
     workers: int = 0,
+    track: Track = no_track,
 ) -> Score:
     """Returns the score of a model on images; the model is in eval mode afterwards.
 
@@ -46,12 +47,13 @@ def evaluate(
         accelerator: Tells which process this is.
         batch_size: Images at a time.
         workers: Processes that read images.
+        track: Shows how far it is.
     """
     share = accelerator.num_processes, accelerator.process_index
     sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
     with torch.no_grad(), accelerator.autocast():
-        for batch in every_batch(images, batch_size, workers, *share):
+        for batch in every_batch(images, batch_size, workers, *share, track):
             logits = model(batch.images.to(accelerator.device))
             sums += _count(logits.float().cpu(), batch)
     if accelerator.num_processes > 1:

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from irpe.train.boxes import BoxSource, Target
-from irpe.train.loading import Draw, stream
+from irpe.train.loading import Draw, Track, no_track, stream
 from irpe.train.views import BoxBatch, BoxImages, Item, Views
 
 PLACE = Path.home() / ".cache" / "irpe" / "features"
-Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
-
-
-def no_track(work: Iterable[Any], count: int, name: str) -> Iterable[Any]:
-    """Shows nothing of how far a long work is."""
-    return work
 
 
 class FeatureMaps(Dataset[Any]):

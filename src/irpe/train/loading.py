@@ -3,7 +3,7 @@
 import os
 import random
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ from irpe.train.config import ClassifierConfig, RunConfig
 from irpe.train.images import BrokenImageError, Source
 
 Item = tuple[Tensor, int, int, bool]
+Track = Callable[[Iterable[Any], int, str], Iterable[Any]]  # of some work, its length and name
 _KEPT_BYTES = 2**28
 
 
@@ -176,6 +177,11 @@ class EveryImage:
         return iter(self.indices)
 
 
+def no_track(work: Iterable[Any], count: int, name: str) -> Iterable[Any]:
+    """Shows nothing of how far a long work is."""
+    return work
+
+
 def train_sampler(count: int, config: RunConfig, num_replicas: int, rank: int, epoch: int) -> Any:
     """Returns a process's share of an epoch, shuffled, with repeated augmentation if asked for."""
     numbers: Any = range(count)
@@ -204,12 +210,17 @@ def make_loader(images: Drawn, batches: Batches, workers: int) -> DataLoader[Any
 
 
 def every_batch(
-    images: Drawn, batch_size: int, workers: int, num_replicas: int = 1, rank: int = 0
-) -> Iterator[Any]:
+    images: Drawn,
+    batch_size: int,
+    workers: int,
+    num_replicas: int = 1,
+    rank: int = 0,
+    track: Track = no_track,
+) -> Iterable[Any]:
     """Returns the batches of a process's share of all images, for evaluation."""
     share = EveryImage(len(images.source), num_replicas, rank)
     batches = Batches(share, 0, batch_size, drops_last=False)
-    return iter(make_loader(images, batches, workers))
+    return track(make_loader(images, batches, workers), len(batches), "evaluation")
 
 
 def _leave_group(_: int) -> None:
