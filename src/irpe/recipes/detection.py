@@ -120,8 +120,9 @@ def detr_small() -> DetectorConfig:
     """A small DETR on a frozen EfficientNet-Lite0, whose feature maps are kept.
 
     Command: irpe train detr_small --data FOLDER --encoding product-contextual-k@2.0
-    Cost: to be measured.
-    Score: to be measured.
+    Cost: 150 epochs of 205 images, about 15 minutes on one busy core, after a minute or two for the
+    feature maps.
+    Score: AP50 0.27 on BCCD's val without an encoding, 0.23 with it (one seed, still rising).
     """
     return DetectorConfig(
         backbone="tf_efficientnet_lite0",
