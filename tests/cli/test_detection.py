@@ -1,10 +1,7 @@
 """`irpe train` and `irpe eval` of a detector, as a user calls them."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +9,7 @@ from cli.terminal import irpe
 from PIL import Image
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from train.processes import torchrun
 from train.scenes import CONFIG, frozen, make_scenes
 
 from irpe.train import features
@@ -97,18 +95,10 @@ def test_a_model_somewhere_else_needs_data(run, tmp_path):
 
 def test_two_processes_count_each_image_once(run, tmp_path):
     one = json.loads(irpe("eval", "runs/detr_r50_k", "--json", cwd=run).stdout)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", "-m", "irpe", "eval"]
-    done = subprocess.run(
-        [*command, "runs/detr_r50_k", "--json", "-o", str(tmp_path / "two"), "--batch-size", "1"],
-        capture_output=True,
-        text=True,
-        cwd=run,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    two = json.loads(done.stdout.strip().splitlines()[-1])
-    assert len(done.stdout.strip().splitlines()) == 1  # the first process speaks alone
+    options = ["--json", "-o", tmp_path / "two", "--batch-size", "1"]
+    written = torchrun(2, "-m", "irpe", "eval", "runs/detr_r50_k", *options, cwd=run)
+    (line,) = written.strip().splitlines()  # the first process speaks alone
+    two = json.loads(line)
     found = json.loads((tmp_path / "two" / "detections.json").read_text())
     assert len(found) == 8 * CONFIG.model_args["num_queries"]
     assert {name: two[name] for name in ("AP", "AP50", "num_images")} == {

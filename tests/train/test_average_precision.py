@@ -3,10 +3,7 @@
 import copy
 import json
 import math
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,12 +15,13 @@ pytest.importorskip("pycocotools", reason="needs the extra 'train'")
 from accelerate import Accelerator
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
+from train.processes import torchrun
 
 from irpe.train.average_precision import (
     BoxScore,
     gather_detections,
-    per_class,
     score_boxes,
+    score_with_classes,
     to_detections,
 )
 
@@ -157,9 +155,10 @@ def test_numbers_are_those_of_pycocotools(tmp_path, seed, capsys):
     theirs = pycocotools(content, detections, tmp_path)
     capsys.readouterr()
     ours = score_boxes(content, detections)
-    of_classes = per_class(content, detections)
+    with_classes, of_classes = score_with_classes(content, detections)
     assert capsys.readouterr() == ("", "")
     assert 0.1 < ours.ap < 0.9
+    assert same(numbers(with_classes), numbers(ours))
     assert same(numbers(ours), theirs.stats[:6].tolist())
     precision = theirs.eval["precision"]
     means = [float(precision[:, :, place, 0, 2].mean()) for place in range(3)]
@@ -178,11 +177,11 @@ def test_arguments_stay_as_they_are_and_scores_repeat():
 
 def test_classes_are_named_by_id_in_any_order():
     content = dataset([truth(1, 7, LARGE), truth(2, 3, LARGE)], categories=(7, 3))
-    scores = per_class(content, [found(1, 7, LARGE)])
+    _, scores = score_with_classes(content, [found(1, 7, LARGE)])
     assert scores == pytest.approx({"class 7": 1, "class 3": 0})
     content["categories"][1]["name"] = "class 7"
     with pytest.raises(ValueError, match="two categories have one name"):
-        per_class(content, [])
+        score_with_classes(content, [])
 
 
 @pytest.mark.parametrize(
@@ -280,16 +279,7 @@ accelerator.end_training()
 
 def test_two_processes_score_what_one_scores(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--master_port", "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*command, str(tmp_path / "script.py"), str(tmp_path / "score")],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    torchrun(2, tmp_path / "script.py", tmp_path / "score")
     expected = score_boxes(*scene(3, images=5))
     for rank in range(2):
         assert BoxScore(**json.loads((tmp_path / f"score.{rank}").read_text())) == expected

@@ -1,13 +1,8 @@
-import os
-import random
-import subprocess
-import sys
 import threading
-import time
-from pathlib import Path
 
 import pytest
 import torch
+from train.processes import kill_again_and_again, start, torchrun
 from train.scenes import CONFIG, SHARED, frozen, make_scenes, task, train, trainer
 
 from irpe.train import features
@@ -19,8 +14,6 @@ from irpe.train.features import FeatureMaps
 from irpe.train.loading import Draw
 from irpe.train.runs import load_run, read_config
 from irpe.train.views import BoxImages, Views
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -99,29 +92,17 @@ def test_the_learning_rate_drops_for_the_last_epochs(data, tmp_path):
 SCRIPT = """
 import sys
 from irpe.train.engine import make_accelerator
+from train.processes import kill_again_and_again, start, torchrun
 from train.scenes import SHARED, train
 assert make_accelerator().num_processes == 2
 train(sys.argv[1], sys.argv[2], SHARED)
 """
 
 
-def launch(data, directory, processes):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
-    script = Path(directory).parent / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*command, str(script), str(data), str(directory)],
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def test_two_processes_in_parts_train_what_one_trains(data, tmp_path):
-    launch(data, tmp_path / "two", 2)  # 4 images a step: 2 for each process, one at a time
+    (tmp_path / "script.py").write_text(SCRIPT)
+    # 4 images a step: 2 for each process, one at a time
+    torchrun(2, tmp_path / "script.py", data, tmp_path / "two")
     train(data, tmp_path / "one", SHARED)
     one, two = (load_checkpoint(tmp_path / name / "checkpoint.pt") for name in ("one", "two"))
     assert one["epoch"] == two["epoch"] == 2
@@ -233,36 +214,17 @@ def test_views_need_a_frozen_backbone_with_weights():
 
 LONG = """
 import sys
+from train.processes import kill_again_and_again, start, torchrun
 from train.scenes import CONFIG, train
 train(sys.argv[1], sys.argv[2], CONFIG.replace(epochs=8))
 """
 
 
-def start_long(data, directory):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", LONG, str(data), str(directory)]
-    return subprocess.Popen(command, env=environment)
-
-
-def place(path):
-    state = load_checkpoint(path) if path.exists() else {"epoch": 0, "step": 0}
-    return state["epoch"], state["step"]
-
-
 @pytest.mark.slow
 def test_kill_9_at_any_moment_damages_nothing(data, tmp_path):
-    path, moments = tmp_path / "run/checkpoint.pt", random.Random(0)
-    for _ in range(4):
-        before = place(path)
-        process = start_long(data, tmp_path / "run")
-        while place(path) <= before:
-            assert process.poll() is None, "the run ended before it could be killed"
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0, 0.3))
-        process.kill()
-        process.wait()
-        assert place(path) > before
-    assert start_long(data, tmp_path / "run").wait() == 0
-    assert start_long(data, tmp_path / "whole").wait() == 0
+    path = tmp_path / "run/checkpoint.pt"
+    kill_again_and_again(lambda: start(LONG, data, tmp_path / "run"), path, 4)
+    assert start(LONG, data, tmp_path / "run").wait() == 0
+    assert start(LONG, data, tmp_path / "whole").wait() == 0
     one, two = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("run", "whole"))
     same(one["model"], two["model"])

@@ -2,7 +2,6 @@
 
 import csv
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from train.little import AUGMENTED, CONFIG, little, task, train, trainer
+from train.processes import kill_again_and_again, place, start, torchrun
 from train.test_loading import Damaged
 
 from irpe.train.checkpoint import load_checkpoint
@@ -294,21 +294,10 @@ train(sys.argv[1], config)
 """
 
 
-def launch(directory, processes):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
-    script = Path(directory).parent / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-    command += ["--master_port", "0", "--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
-    done = subprocess.run(
-        [*command, str(script), str(directory)], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def test_two_processes_train_what_one_trains(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
     for count in (1, 2):
-        launch(tmp_path / str(count), count)
+        torchrun(count, tmp_path / "script.py", tmp_path / str(count))
     one, two = (load_checkpoint(tmp_path / str(n) / "checkpoint.pt") for n in (1, 2))
     assert one["epoch"] == two["epoch"] == 2  # 12 steps
     for name, value in one["model"].items():
@@ -326,32 +315,12 @@ train(sys.argv[1], AUGMENTED.replace(epochs=12, save_every=1))
 """
 
 
-def start_long(directory):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-c", LONG, str(directory)], env=environment)
-
-
-def place(path):
-    """Where a run stands; a checkpoint that is there can always be read."""
-    state = load_checkpoint(path) if path.exists() else {"epoch": 0, "step": 0}
-    return state["epoch"], state["step"]
-
-
 @pytest.mark.slow
 def test_kill_9_at_any_moment_damages_nothing_and_loses_a_step_at_most(tmp_path):
-    path, moments = tmp_path / "run/checkpoint.pt", random.Random(0)
-    for _ in range(10):
-        before = place(path)
-        process = start_long(tmp_path / "run")
-        while place(path) <= before:
-            assert process.poll() is None, "the run ended before it could be killed"
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0, 0.3))
-        process.kill()
-        process.wait()
-        assert place(path) > before
-    assert start_long(tmp_path / "run").wait() == 0
-    assert start_long(tmp_path / "whole").wait() == 0
+    path = tmp_path / "run/checkpoint.pt"
+    kill_again_and_again(lambda: start(LONG, tmp_path / "run"), path, 10)
+    assert start(LONG, tmp_path / "run").wait() == 0
+    assert start(LONG, tmp_path / "whole").wait() == 0
     killed, whole = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("run", "whole"))
     assert place(path) == (12, 0)
     assert all(torch.equal(v, killed["model"][n]) for n, v in whole["model"].items())

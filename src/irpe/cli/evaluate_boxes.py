@@ -49,7 +49,7 @@ def evaluate_boxes(
     if draw:
         require("matplotlib", "viz")
     from irpe.cli.monitor import track
-    from irpe.train.average_precision import per_class, score_boxes
+    from irpe.train.average_precision import score_with_classes
     from irpe.train.boxes import open_boxes
     from irpe.train.detect import BATCH, as_row, eval_boxes, find_boxes
 
@@ -69,13 +69,13 @@ def evaluate_boxes(
     found = [box for box in found if box["category_id"] in known]
     if not accelerator.is_main_process:
         return
-    score = score_boxes(source.content, found)
+    score, classes = score_with_classes(source.content, found)
     values = {
         "path": str(path),
         "data": config.data,
         "split": config.val_split,
         **_without_nan(as_row(score)),
-        "classes": _without_nan(per_class(source.content, found)),
+        "classes": _without_nan(classes),
         "num_images": score.num_images,
         "num_dropped": source.num_dropped,
     }

@@ -50,17 +50,13 @@ def score_boxes(content: dict[str, Any], detections: Sequence[Detection]) -> Box
         content: The images, annotations and categories, as a COCO file has them.
         detections: What was found in the images; the best 100 of a class count in an image.
     """
-    evaluation = _evaluate(content, detections)
-    with contextlib.redirect_stdout(io.StringIO()):
-        evaluation.summarize()
-    return BoxScore(
-        *map(_or_nan, evaluation.stats[:6]),
-        num_images=len(evaluation.params.imgIds),
-    )
+    return _score(_evaluate(content, detections))
 
 
-def per_class(content: dict[str, Any], detections: Sequence[Detection]) -> dict[str, float]:
-    """Returns the average precision of each class; nan where it has no boxes.
+def score_with_classes(
+    content: dict[str, Any], detections: Sequence[Detection]
+) -> tuple[BoxScore, dict[str, float]]:
+    """Returns the score, and the average precision of each class; nan where it has no boxes.
 
     Args:
         content: The images, annotations and categories, as a COCO file has them.
@@ -72,7 +68,8 @@ def per_class(content: dict[str, Any], detections: Sequence[Detection]) -> dict[
         raise ValueError(f"two categories have one name: {', '.join(sorted(names.values()))}")
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # threshold, recall, class
     places = {key: place for place, key in enumerate(evaluation.params.catIds)}
-    return {name: _or_nan(precision[:, :, places[key]].mean()) for key, name in names.items()}
+    classes = {name: _or_nan(precision[:, :, places[key]].mean()) for key, name in names.items()}
+    return _score(evaluation), classes
 
 
 def to_detections(
@@ -136,6 +133,15 @@ def _evaluate(content: dict[str, Any], detections: Sequence[Detection]) -> Any:
         evaluation.evaluate()
         evaluation.accumulate()
     return evaluation
+
+
+def _score(evaluation: Any) -> BoxScore:
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation.summarize()
+    return BoxScore(
+        *map(_or_nan, evaluation.stats[:6]),
+        num_images=len(evaluation.params.imgIds),
+    )
 
 
 def _or_nan(value: Any) -> float:

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import DetrConfig
 
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.adapters.equip import table_names
 from irpe.train.average_precision import (
     BoxScore,
     Detection,
@@ -192,15 +192,12 @@ def eval_boxes(
 
 def parameter_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str, Any]]:
     """Returns what an optimizer learns: the backbone at its own rate, all but tables with decay."""
-    backbone = _ids(model.get_submodule("model.backbone"))
-    tables = [m for m in model.modules() if isinstance(m, RelativePositionEncoding)]
-    exempt = {key for table in tables for key in _ids(table)}
+    tables = set(table_names(model))
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            decays = id(parameter) not in exempt
-            lr = config.backbone_lr if id(parameter) in backbone else config.lr
-            groups[lr, config.weight_decay * decays].append(parameter)
+            lr = config.backbone_lr if name.startswith("model.backbone.") else config.lr
+            groups[lr, config.weight_decay * (name not in tables)].append(parameter)
     return [
         {"params": chosen, "lr": lr, "weight_decay": decay}
         for (lr, decay), chosen in groups.items()
@@ -216,10 +213,6 @@ def _make_backbone(config: DetectorConfig, weights: Weights | None) -> FrozenBac
         own = {k.removeprefix(place): v for k, v in weights.items() if k.startswith(place)}
         backbone.load_state_dict(own)
     return backbone
-
-
-def _ids(module: nn.Module) -> set[int]:
-    return {id(parameter) for parameter in module.parameters()}
 
 
 def _train_images(source: BoxSource, config: DetectorConfig, backbone: Any, track: Track) -> Boxed:

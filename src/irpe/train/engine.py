@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -25,62 +25,13 @@ from torch import Tensor, nn
 
 from irpe.files import write_text
 from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint
-from irpe.train.config import RUN_FILE, RunConfig
-from irpe.train.loading import Batches, Drawn, make_loader, seed_everything, train_sampler
+from irpe.train.config import RUN_FILE
+from irpe.train.loading import Batches, make_loader, seed_everything, train_sampler
 from irpe.train.logs import Logs, Monitor
 from irpe.train.runs import CHECKPOINT, save_model
+from irpe.train.task import Task
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
-
-
-class Task(Protocol):
-    """What is learned: the data, the model, the loss and the score."""
-
-    @property
-    def config(self) -> RunConfig:
-        """The configuration of the run."""
-        ...
-
-    @property
-    def images(self) -> Drawn:
-        """The images to train on."""
-        ...
-
-    def check_batch(self, size: int) -> None:
-        """Raises an error if that many images at a time on a device will not do."""
-        ...
-
-    def build(self) -> nn.Module:
-        """Returns the model at its start."""
-        ...
-
-    def groups(self, model: nn.Module) -> Any:
-        """Returns what the optimizer learns, as timm takes it: a model, or groups of parameters."""
-        ...
-
-    def begin_step(self, batches: list[Any], accelerator: Accelerator) -> None:
-        """Is told the batches of a process before a step."""
-        ...
-
-    def loss(self, model: nn.Module, batch: Any, device: torch.device) -> Tensor:
-        """Returns the loss of a batch; the mean over batches and processes is the step's."""
-        ...
-
-    def broken(self, batch: Any) -> list[int]:
-        """Returns the numbers of a batch's images that could not be read."""
-        ...
-
-    def check_broken(self, broken: set[int]) -> None:
-        """Raises an error if too many images could not be read so far."""
-        ...
-
-    def files(self, batch: Any) -> list[str]:
-        """Returns where a batch's images come from."""
-        ...
-
-    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Returns the numbers of a row of the run's table."""
-        ...
 
 
 class StoppedError(RuntimeError):
