@@ -31,9 +31,10 @@ def same(one, two):
         torch.testing.assert_close(two[name], value, atol=0, rtol=0, msg=name)
 
 
+@pytest.mark.parametrize("encoding", [CONFIG.encoding, "none"])
 @pytest.mark.parametrize("is_frozen", [False, True], ids=["trained", "frozen"])
-def test_a_run_ends_with_a_model_and_a_table(data, tmp_path, is_frozen):
-    config = frozen(data) if is_frozen else CONFIG
+def test_a_run_ends_with_a_model_and_a_table(data, tmp_path, is_frozen, encoding):
+    config = (frozen(data) if is_frozen else CONFIG).replace(encoding=encoding)
     model = train(data, tmp_path / "run", config)
     state = load_checkpoint(tmp_path / "run" / "checkpoint.pt")
     assert [row["epoch"] for row in state["history"]] == [1, 2]

@@ -192,7 +192,7 @@ def eval_boxes(
 
 def parameter_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str, Any]]:
     """Returns what an optimizer learns: the backbone at its own rate, all but tables with decay."""
-    tables = set(table_names(model))
+    tables = set() if config.encoding == "none" else set(table_names(model))
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
