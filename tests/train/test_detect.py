@@ -93,10 +93,11 @@ def test_the_learning_rate_drops_for_the_last_epochs(data, tmp_path):
 SCRIPT = """
 import sys
 from irpe.train.engine import make_accelerator
-from train.processes import kill_again_and_again, start, torchrun
 from train.scenes import SHARED, train
-assert make_accelerator().num_processes == 2
+accelerator = make_accelerator()
+assert accelerator.num_processes == 2
 train(sys.argv[1], sys.argv[2], SHARED)
+accelerator.end_training()
 """
 
 

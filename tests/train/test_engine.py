@@ -288,9 +288,11 @@ import os
 import sys
 from irpe.train.engine import make_accelerator
 from train.little import CONFIG, train
-assert make_accelerator().num_processes == int(os.environ["WORLD_SIZE"])
+accelerator = make_accelerator()
+assert accelerator.num_processes == int(os.environ["WORLD_SIZE"])
 config = CONFIG.replace(flip=0.0, drop_path=0.0, epochs=2, batch_size=8)
 train(sys.argv[1], config)
+accelerator.end_training()
 """
 
 
