@@ -54,6 +54,35 @@ def test_compact_ids_count_the_used_rows(method):
         assert torch.equal(renumbered, bucket_map.ids.long())
 
 
+@pytest.mark.parametrize("method", ["product", "euclidean"])
+@pytest.mark.parametrize(
+    ("grid", "prefix"), [((28, 3), 0), ((33, 2), 2), ((8, 9, 4), 1), ((7, 4), 0)]
+)
+def test_distinct_rows_tell_the_same_as_all_rows(method, grid, prefix):
+    (bucket_map,) = bucket_maps(RPESpec(method), grid, prefix)
+    ids = bucket_map.compact_ids
+    rows = ids[:, prefix:].unflatten(1, (-1, grid[-1]))
+    changes = max(int((of_query[1:] != of_query[:-1]).any(1).sum()) for of_query in rows)
+    if 4 * (changes + 1) > rows.shape[1]:
+        assert bucket_map.row_ids is bucket_map.row_numbers is None
+        return
+    distinct = bucket_map.row_ids[:, prefix:].unflatten(1, (-1, grid[-1]))
+    assert distinct.shape[1] == changes + 1
+    for query, numbers in enumerate(bucket_map.row_numbers):
+        assert torch.equal(distinct[query, numbers], rows[query])
+    assert torch.equal(bucket_map.row_ids[:, :prefix], ids[:, :prefix])
+
+
+def test_which_maps_have_distinct_rows():
+    def has_rows(spec, grid):
+        return [m.row_ids is not None for m in bucket_maps(spec, grid)]
+
+    assert has_rows("product-contextual-k", (28, 5)) == [True]
+    assert has_rows("product-contextual-k", (27, 5)) == [False]
+    assert has_rows("euclidean-contextual-k", (64, 64)) == [False]
+    assert has_rows("cross-contextual-k", (64, 64)) == [False, False]  # by axis, which is less
+
+
 @pytest.mark.parametrize("method", oracles.METHODS)
 def test_transposing_the_grid_swaps_the_axes(method):
     spec = RPESpec(method, index=Clip(3))

@@ -38,6 +38,24 @@ def test_outputs_and_gradients_equal_the_reference(impl, spec, grid, prefix, mas
     assert_all_close(case.output_and_gradients(impl), expected, 1e-10)
 
 
+@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.method == "product"], ids=str)
+@pytest.mark.parametrize(("grid", "prefix"), [((28, 2), 0), ((30, 3), 2)])
+@pytest.mark.parametrize("mask", [None, "boolean", "additive"])
+def test_grids_whose_rows_repeat(impl, spec, grid, prefix, mask):
+    case = Case(spec, grid, prefix, mask=mask)
+    assert case.maps[0].row_ids is not None
+    expected = case.output_and_gradients("reference")
+    assert_all_close(case.output_and_gradients(impl), expected, 1e-10)
+    with torch.no_grad():
+        torch.testing.assert_close(case.attention(impl), expected[0], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prefix", oracles.PREFIXES)
+def test_error_where_rows_repeat(impl, prefix, dtype):
+    check_error(["product"], impl, (28, 3), prefix, dtype)
+
+
 @pytest.mark.parametrize("grid", oracles.GRIDS)
 @pytest.mark.parametrize("prefix", oracles.PREFIXES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -188,14 +206,24 @@ def test_operators_pass_torchs_own_check():
     )
     for grid in ([2, 3], []):
         for keeps_weights in (True, False):
-            torch.library.opcheck(fused.fused_attention, (*arguments, grid, keeps_weights))
-    out, weights = fused.fused_attention(*arguments, grid, True)
+            torch.library.opcheck(fused.fused_attention, (*arguments, grid, [], keeps_weights))
+    out, weights = fused.fused_attention(*arguments, grid, [], True)
     plain = [[x.detach() for x in a] if isinstance(a, list) else a for a in arguments]
     plain = [a.detach() if isinstance(a, torch.Tensor) else a for a in plain]
     torch.library.opcheck(
         fused.fused_attention_backward,
-        (torch.randn_like(out), weights.detach(), *plain, [2, 3], True),
+        (torch.randn_like(out), weights.detach(), *plain, [2, 3], [], True),
     )
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_operators_pass_torchs_own_check_where_rows_repeat():
+    case = Case(RPESpec("product", targets="k"), (28, 1), batch=1)
+    (bucket_map,) = case.maps
+    roles = ([], case.tables["key_tables"], [], [])
+    rows = [bucket_map.row_ids, bucket_map.row_numbers]
+    rest = ([bucket_map.ids], None, None, 0.0, 0.5, [28, 1], rows, False)
+    torch.library.opcheck(fused.fused_attention, (case.q, case.k, case.v, *roles, *rest))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

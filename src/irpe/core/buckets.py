@@ -18,6 +18,7 @@ from irpe.core.index import Index
 from irpe.core.methods import METHODS
 
 _MAPS_KEPT = 16
+_ROWS_ALIKE = 4  # of the grid, for each distinct one: fewer are not worth a second kind of map
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
 
@@ -31,12 +32,15 @@ class BucketMap:
         groups: For maps that depend on one axis alone, which of its coordinates each token has:
             tokens of one group have equal rows and columns in `ids`.
         representatives: One token of each group.
-        grid: For such maps, the shape of the grid; the tokens before it are prefix tokens.
+        grid: The shape of the grid, if it is known; the tokens before it are prefix tokens.
 
     Attributes:
         num_used_buckets: How many rows are used on this grid: the k of the cost.
         used_rows: The rows that occur in `ids`, ascending: the set in Eq. 27.
         compact_ids: `ids` renumbered, so that they count the used rows alone.
+        row_ids: Where few of the grid's rows differ in their keys' ids: for each query, the compact
+            ids of prefix tokens and of the distinct rows.
+        row_numbers: Then, for each query, which of the distinct rows each row of the grid is.
     """
 
     ids: Int[Tensor, "query key"]
@@ -47,6 +51,8 @@ class BucketMap:
     num_used_buckets: int = field(init=False)
     used_rows: Int[Tensor, " used"] = field(init=False, repr=False)
     compact_ids: Int[Tensor, "query key"] = field(init=False, repr=False)
+    row_ids: Int[Tensor, "query narrow"] | None = field(init=False, repr=False)
+    row_numbers: Int[Tensor, "query row"] | None = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 2 or self.ids.is_floating_point() or self.ids.is_meta:
@@ -58,6 +64,11 @@ class BucketMap:
         object.__setattr__(self, "num_used_buckets", len(used_rows))
         object.__setattr__(self, "used_rows", used_rows)
         object.__setattr__(self, "compact_ids", _renumber(self.ids, used_rows, self.num_buckets))
+        rows = None, None
+        if self.grid is not None and self.groups is None:
+            rows = _distinct_rows(self.compact_ids, self.grid)
+        object.__setattr__(self, "row_ids", rows[0])
+        object.__setattr__(self, "row_numbers", rows[1])
 
     def to(self, device: torch.device | str) -> "BucketMap":
         """Returns the map on `device`."""
@@ -171,7 +182,7 @@ def _build_map(
         block = flat_ids[place[queries, None] - place + zero]
         ids[first + start : first + start + len(block), first:] = block
     if axis is None:
-        return BucketMap(ids, num_buckets)
+        return BucketMap(ids, num_buckets, grid=grid.shape)
     groups, representatives = _groups(grid, num_prefix_tokens, axis)
     return BucketMap(ids, num_buckets, groups, representatives, grid.shape)
 
@@ -206,6 +217,26 @@ def _renumber(ids: Tensor, used_rows: Tensor, num_buckets: int) -> Tensor:
     number = torch.zeros(num_buckets, dtype=ids.dtype, device=ids.device)
     number[used_rows] = torch.arange(len(used_rows), dtype=ids.dtype, device=ids.device)
     return torch.cat([number[part.long()] for part in _parts(ids)]).view(ids.shape)
+
+
+def _distinct_rows(ids: Tensor, grid: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the ids of each query's distinct rows and the number of each row, if they are few."""
+    height, width = math.prod(grid[:-1]), grid[-1]
+    first = ids.shape[1] - height * width
+    rows = ids[:, first:].unflatten(1, (height, width))
+    numbers = torch.zeros(len(ids), height, dtype=torch.int32, device=ids.device)
+    step = max(1, _PAIRS_AT_ONCE // ids.shape[1])
+    for start in range(0, len(ids), step):
+        part = rows[start : start + step]
+        numbers[start : start + step, 1:] = (part[:, 1:] != part[:, :-1]).any(2).cumsum(1)
+    count = int(numbers.max()) + 1
+    if count * _ROWS_ALIKE > height:
+        return None, None
+    wanted = torch.arange(count, dtype=torch.int32, device=ids.device).expand(len(ids), -1)
+    firsts = torch.searchsorted(numbers, wanted.contiguous())
+    firsts = firsts.clamp_(max=height - 1)  # a query with fewer distinct rows has some twice
+    distinct = rows.take_along_dim(firsts.unsqueeze(2), 1).flatten(1)
+    return torch.cat([ids[:, :first], distinct], dim=1), numbers
 
 
 def _parts(ids: Tensor) -> Sequence[Tensor]:

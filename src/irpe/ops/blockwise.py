@@ -11,14 +11,14 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from irpe.ops.axes import Axis
+from irpe.ops.layouts import Axis, Layout, Rows
 from irpe.ops.lookup import accumulation_dtype, bucket_sum, lookup
 from irpe.ops.shapes import Mask, Pairs, Tokens
 from irpe.ops.tables import Tables, shares
 from irpe.ops.terms import Block, Term, make_term, uses_pairs
 
 _NUMBERS_IN_A_BLOCK = 2**20
-_NUMBERS_IN_A_MASK = 9 * 2**19  # 192 queries of 6 heads at 4,096 tokens: docs/performance.md
+_NUMBERS_IN_A_MASK = 9 * 2**19  # 1,152 queries of one head at 4,096 tokens: docs/performance.md
 
 
 class Blockwise:
@@ -34,7 +34,9 @@ class Blockwise:
         seed: From which the dropped weights are drawn, again in each pass.
         dropout_p: The probability with which a weight is dropped.
         scale: What the scores are multiplied with.
-        grid: The shape of the grid if each map depends on one axis of it, else nothing.
+        grid: The shape of the grid if the buckets repeat over it, else nothing.
+        rows: The distinct rows of the one map and their numbers; without them, each map depends on
+            one axis of the grid.
     """
 
     def __init__(
@@ -49,8 +51,9 @@ class Blockwise:
         dropout_p: float,
         scale: float,
         grid: Sequence[int] = (),
+        rows: Sequence[Tensor] = (),
     ) -> None:
-        self.axes = _axes(tuple(grid), k.shape[2], len(ids))
+        self.layouts = _layouts(ids, tuple(grid), rows)
         self.out_dtype, self.dtype = q.dtype, accumulation_dtype(q.dtype)
         self.q = torch.mul(q, scale, out=torch.empty(q.shape, dtype=self.dtype, device=q.device))
         self.k, self.v = k.to(self.dtype), v.to(self.dtype)
@@ -77,13 +80,13 @@ class Blockwise:
         """Returns the output through PyTorch's kernel, which takes b_ij as a mask."""
         out = None
         for block in self._blocks(_NUMBERS_IN_A_MASK):
-            batch, queries = block
+            batch, heads, queries = block
             bias = self._add_position_scores(block, None)
             if self.attn_mask is not None:
                 mask = self.attn_mask[_within(self.attn_mask, block)]
                 shape = torch.broadcast_shapes(bias.shape, mask.shape)
                 bias = _apply_mask(bias.expand(shape).contiguous(), mask)
-            q, k, v = self.q[batch, :, queries], self.k[batch], self.v[batch]
+            q, k, v = self.q[batch, heads, queries], self.k[batch, heads], self.v[batch, heads]
             part = F.scaled_dot_product_attention(q, k, v, bias, scale=1.0)
             out = _put(part, out, block, self.v)
         assert out is not None
@@ -98,7 +101,7 @@ class Blockwise:
             if keeps_weights:
                 kept = _put(a, kept, block, self.q)
             a = self._drop(a, number)
-            out = _put(a @ self.v[block.batch], out, block, self.v)
+            out = _put(a @ self.v[block.batch, block.heads], out, block, self.v)
             for term in value_terms:
                 term.collect(block, a)
         assert out is not None
@@ -121,18 +124,18 @@ class Blockwise:
         value_terms = self._terms(grad, self.tables.value)
 
         for number, block in enumerate(self._blocks(_NUMBERS_IN_A_BLOCK)):
-            batch, queries = block
-            a = kept[batch, :, queries] if kept.numel() else self._weights(block)
+            batch, heads, queries = block
+            a = kept[batch, heads, queries] if kept.numel() else self._weights(block)
             dropped = self._drop(a, number)
-            dv[batch] += dropped.mT @ grad[batch, :, queries]
-            da = grad[batch, :, queries] @ self.v[batch].mT
+            dv[batch, heads] += dropped.mT @ grad[batch, heads, queries]
+            da = grad[batch, heads, queries] @ self.v[batch, heads].mT
             for term in value_terms:
                 term.add_products(block, da)
                 term.collect(block, dropped)
             da = self._drop(da, number)
             de = torch.ops.aten._softmax_backward_data(da, a, -1, self.dtype)
-            dq[batch, :, queries] = de @ self.k[batch]
-            dk[batch] += de.mT @ self.q[batch, :, queries]
+            dq[batch, heads, queries] = de @ self.k[batch, heads]
+            dk[batch, heads] += de.mT @ self.q[batch, heads, queries]
             for term in (*self.key_terms, *self.query_terms):
                 term.collect(block, de)
             for table, ids in zip(dbias, self.ids, strict=False):
@@ -156,8 +159,8 @@ class Blockwise:
 
     def _weights(self, block: Block) -> Pairs:
         """Returns the attention weights of a block, before dropout."""
-        batch, queries = block
-        e = self.q[batch, :, queries] @ self.k[batch].mT
+        batch, heads, queries = block
+        e = self.q[batch, heads, queries] @ self.k[batch, heads].mT
         self._add_position_scores(block, e)
         if self.attn_mask is None:
             return torch.softmax(e, dim=-1, out=e)
@@ -191,24 +194,34 @@ class Blockwise:
     def _terms(self, x: Tokens, tables: Sequence[Tensor], by_key: bool = False) -> list[Term]:
         its_share = shares(tables, x.shape[-1])
         return [
-            make_term(x[..., share], table, ids, by_key, axis)
-            for table, ids, share, axis in zip(tables, self.ids, its_share, self.axes, strict=False)
+            make_term(x[..., share], *parts, by_key)
+            for share, *parts in zip(its_share, tables, self.ids, self.layouts, strict=False)
         ]
 
     def _blocks(self, numbers: int) -> Iterator[Block]:
-        """Yields blocks of whole images as long as they are small, else of some queries of one."""
+        """Yields blocks of at most `numbers` pairs: whole images, or queries of some heads of one.
+
+        The heads stay together where each pair is looked up: the places to look at are the same.
+        """
         batch, heads, queries, dim = self.q.shape
-        keys = self.k.shape[2]
-        per_query = heads * keys
+        keys, at_once, per_query = self.k.shape[2], heads, heads * self.k.shape[2]
         for role in self.tables.roles()[:3]:
             for table, ids in zip(role, self.ids, strict=False):
                 if uses_pairs(table, ids):
                     per_query = max(per_query, table.shape[0] * keys * dim)
+        if None not in self.layouts and not self.tables.query and not self.bias:
+            at_once = min(max(1, numbers // (queries * keys)), heads)
+            per_query = at_once * keys
         fitting = max(1, numbers // per_query)
-        images = max(1, fitting // queries)
+        images = max(1, fitting // queries) if at_once == heads else 1
         for image in range(0, batch, images):
-            for query in range(0, queries, fitting):
-                yield Block(slice(image, image + images), slice(query, query + fitting))
+            for head in range(0, heads, at_once):
+                for query in range(0, queries, fitting):
+                    yield Block(
+                        slice(image, image + images),
+                        slice(head, head + at_once),
+                        slice(query, query + fitting),
+                    )
 
     def _zero_mask(self) -> Tensor:
         assert self.attn_mask is not None
@@ -219,12 +232,16 @@ class Blockwise:
         self.k, self.v = self.k.contiguous(), self.v.contiguous()
 
 
-def _axes(grid: tuple[int, ...], num_keys: int, num_maps: int) -> list[Axis | None]:
-    """Returns the axis that each map depends on."""
-    if not grid:
-        return [None] * num_maps
-    prefix = num_keys - math.prod(grid)
-    return [Axis(grid, number, prefix) for number in range(num_maps)]
+def _layouts(
+    ids: Sequence[Tensor], grid: tuple[int, ...], rows: Sequence[Tensor]
+) -> Sequence[Layout | None]:
+    """Returns how the buckets of each map repeat over the grid."""
+    if rows:
+        narrow, numbers = rows
+        return [Rows(narrow, numbers, grid[-1], ids[0].shape[1] - math.prod(grid))]
+    if grid:
+        return [Axis.of(of_pairs, grid, number) for number, of_pairs in enumerate(ids)]
+    return [None] * len(ids)
 
 
 def _add_combinations(out: Tokens, terms: Sequence[Term], tables: Sequence[Tensor]) -> None:
@@ -244,15 +261,16 @@ def _put(part: Tensor, whole: Tensor | None, block: Block, like: Tokens) -> Tens
         return part
     if whole is None:
         whole = part.new_empty(batch, heads, tokens, part.shape[3])
-    whole[block.batch, :, block.queries] = part
+    whole[block.batch, block.heads, block.queries] = part
     return whole
 
 
 def _within(mask: Tensor, block: Block) -> tuple[slice, slice, slice]:
     """Returns where a mask, which may be broadcast, has its part for a block."""
     batch = slice(None) if mask.shape[0] == 1 else block.batch
+    heads = slice(None) if mask.shape[1] == 1 else block.heads
     queries = slice(None) if mask.shape[2] == 1 else block.queries
-    return batch, slice(None), queries
+    return batch, heads, queries
 
 
 def _apply_mask(scores: Pairs, mask: Mask) -> Pairs:

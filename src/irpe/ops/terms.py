@@ -11,10 +11,9 @@ these three carry keys, queries and values, forward and backward. For queries th
 is the key: `by_key`.
 
 `BucketTerm` multiplies the rows that are used and looks the rest up, n k d + n^2 operations
-(Eq. 27-28); where the row depends on one axis of the grid, there is one look-up for each of its
-coordinates instead of each key. `PairTerm` multiplies the row of each pair, n^2 d operations, which
-is less where more rows are used than there are keys. Both work on any block of pairs and collect
-sums over blocks.
+(Eq. 27-28), fewer where the buckets repeat over the grid (`layouts`). `PairTerm` multiplies the row
+of each pair, n^2 d operations, which is less where more rows are used than there are keys. Both
+work on any block of pairs and collect sums over blocks.
 """
 
 from dataclasses import dataclass
@@ -25,15 +24,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.ops.axes import Axis
+from irpe.ops.layouts import Layout, Pairwise
 from irpe.ops.lookup import bucket_sum, lookup
 from irpe.ops.shapes import Ids, Pairs, Tokens, VectorTable
 
 
 class Block(NamedTuple):
-    """Some images and some queries, with all their heads and all keys."""
+    """Some images, heads and queries, with all keys."""
 
     batch: slice
+    heads: slice
     queries: slice
 
 
@@ -43,14 +43,11 @@ class BucketTerm:
 
     x: Tokens
     table: VectorTable
-    ids: Ids
+    layout: Layout
     by_key: bool
-    axis: Axis | None = None
 
     def __post_init__(self) -> None:
         self.sums: Float[Tensor, "batch heads tokens rows"] | None = None
-        if self.axis is not None:
-            self.ids = self.axis.narrow_ids(self.ids)
 
     @cached_property
     def z(self) -> Float[Tensor, "batch heads tokens rows"]:
@@ -59,27 +56,22 @@ class BucketTerm:
 
     def products(self, block: Block) -> Pairs:
         """Returns x . r_ij for the pairs of a block."""
-        found = self._look_up(block)
-        return found if self.axis is None else self.axis.spread(found)
+        layout = self.layout.at(block.queries)
+        return layout.spread(self._look_up(block, layout))
 
     def add_products(self, block: Block, pairs: Pairs) -> None:
         """Adds x . r_ij to the pairs of a block, in place."""
-        found = self._look_up(block)
-        if self.axis is None:
-            pairs += found
-        else:
-            self.axis.add(found, pairs)
+        layout = self.layout.at(block.queries)
+        layout.add(self._look_up(block, layout), pairs)
 
-    def _look_up(self, block: Block) -> Pairs:
+    def _look_up(self, block: Block, layout: Layout) -> Pairs:
         z = self.z[_owners(block, self.by_key)]
-        return lookup(z, self.ids[block.queries], _owner(self.by_key))  # Eq. 28
+        return lookup(z, layout.ids, _owner(self.by_key))  # Eq. 28
 
     def collect(self, block: Block, pairs: Pairs) -> None:
         """Adds the pairs of a block to the sums."""
-        ids, rows = self.ids[block.queries], self.table.shape[1]
-        if self.axis is not None:
-            pairs = self.axis.collect(pairs)
-        sums = bucket_sum(pairs, ids, rows, _owner(self.by_key))
+        layout, rows = self.layout.at(block.queries), self.table.shape[1]
+        sums = bucket_sum(layout.collect(pairs), layout.ids, rows, _owner(self.by_key))
         shape = torch.Size((*self.x.shape[:3], rows))
         if self.sums is None and sums.shape == shape:
             self.sums = sums
@@ -148,21 +140,21 @@ class PairTerm:
 Term = BucketTerm | PairTerm
 
 
-def make_term(
-    x: Tokens, table: VectorTable, ids: Ids, by_key: bool = False, axis: Axis | None = None
-) -> Term:
+def make_term(x: Tokens, table: VectorTable, ids: Ids, layout: Layout | None, by_key: bool) -> Term:
     """Returns the term of the kind that takes fewer operations.
 
     Args:
         x: The tokens.
         table: The table.
         ids: The row of each pair.
+        layout: How these repeat over the keys of a query, if that is known.
         by_key: Whether the token of a pair is the key.
-        axis: What the row depends on, if that is one axis of the grid.
     """
     if uses_pairs(table, ids):
         return PairTerm(x, table, ids, by_key)
-    return BucketTerm(x, table, ids, by_key, None if by_key else axis)
+    if by_key or layout is None:
+        layout = Pairwise(ids)
+    return BucketTerm(x, table, layout, by_key)
 
 
 def uses_pairs(table: Tensor, ids: Ids) -> bool:
@@ -172,7 +164,7 @@ def uses_pairs(table: Tensor, ids: Ids) -> bool:
 
 def _owners(block: Block, by_key: bool) -> tuple[slice, slice, slice]:
     """Returns where the tokens of a block's pairs are."""
-    return block.batch, slice(None), slice(None) if by_key else block.queries
+    return block.batch, block.heads, slice(None) if by_key else block.queries
 
 
 def _owner(by_key: bool) -> str:

@@ -36,16 +36,19 @@ def attention(
     seed = torch.randint(2**62, ()) if dropout_p else None
     roles = [list(role) for role in (used.query, used.key, used.value, used.bias)]
     out, _ = fused_attention(
-        q, k, v, *roles, ids, attn_mask, seed, dropout_p, scale, _grid(maps),
+        q, k, v, *roles, ids, attn_mask, seed, dropout_p, scale, *_repeats(maps),
         _keeps_weights(q, k, v, used),
     )  # fmt: skip
     return out
 
 
-def _grid(maps: tuple[BucketMap, ...]) -> list[int]:
-    """Returns the shape of the grid if each map depends on one axis of it, else nothing."""
-    grid = maps[0].grid
-    return list(grid) if grid is not None and len(grid) == len(maps) else []
+def _repeats(maps: tuple[BucketMap, ...]) -> tuple[list[int], list[Tensor]]:
+    """Returns the grid and the distinct rows of the map, or nothing where no buckets repeat."""
+    first, grid = maps[0], list(maps[0].grid or ())
+    if len(maps) == 1 and first.row_ids is not None and first.row_numbers is not None:
+        return grid, [first.row_ids, first.row_numbers]
+    is_by_axis = first.groups is not None and len(maps) == len(grid)
+    return grid if is_by_axis else [], []
 
 
 def _keeps_weights(q: Tensor, k: Tensor, v: Tensor, tables: Tables) -> bool:
@@ -70,11 +73,12 @@ def fused_attention(
     dropout_p: float,
     scale: float,
     grid: Sequence[int],
+    rows: Sequence[Tensor],
     keeps_weights: bool,
 ) -> tuple[Tensor, Tensor]:
     """Returns the output, and the weights if they are to be kept, else an empty tensor."""
     tables = Tables(tuple(query_tables), tuple(key_tables), tuple(value_tables), tuple(bias_tables))
-    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale, grid)
+    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale, grid, rows)
     return call.forward(keeps_weights)
 
 
@@ -104,11 +108,12 @@ def fused_attention_backward(
     dropout_p: float,
     scale: float,
     grid: Sequence[int],
+    rows: Sequence[Tensor],
     mask_needs_grad: bool,
 ) -> list[Tensor]:
     """Returns the gradients of q, k, v, of all tables in order, and of the mask if it needs one."""
     tables = Tables(tuple(query_tables), tuple(key_tables), tuple(value_tables), tuple(bias_tables))
-    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale, grid)
+    call = Blockwise(q, k, v, tables, ids, attn_mask, seed, dropout_p, scale, grid, rows)
     with without_autocast(q):  # a backward pass may run inside autocast
         return call.backward(grad, weights, mask_needs_grad)
 
@@ -130,6 +135,7 @@ def _(
     dropout_p: float,
     scale: float,
     grid: Sequence[int],
+    rows: Sequence[Tensor],
     mask_needs_grad: bool,
 ) -> list[Tensor]:
     inputs = [q, k, v, *query_tables, *key_tables, *value_tables, *bias_tables]
@@ -139,26 +145,29 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, query, key, value, bias, ids, attn_mask, seed, dropout_p, scale, grid, _ = inputs
+    q, k, v, query, key, value, bias, ids, attn_mask, seed, *numbers, rows, _ = inputs
     ctx.set_materialize_grads(False)  # no zeros of the size of the weights, which have no gradient
-    ctx.lengths = [len(group) for group in (query, key, value, bias, ids)]
-    ctx.dropout_p, ctx.scale, ctx.grid = dropout_p, scale, grid
-    ctx.save_for_backward(output[1], attn_mask, seed, q, k, v, *query, *key, *value, *bias, *ids)
+    groups = (query, key, value, bias, ids, rows)
+    ctx.lengths = [len(group) for group in groups]
+    ctx.dropout_p, ctx.scale, ctx.grid = numbers
+    ctx.save_for_backward(output[1], attn_mask, seed, q, k, v, *itertools.chain(*groups))
 
 
 def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Any, ...]:
     weights, attn_mask, seed, q, k, v, *rest = ctx.saved_tensors
     grad = torch.zeros_like(v) if grad is None else grad
-    query, key, value, bias, ids = _split(rest, ctx.lengths)
+    query, key, value, bias, ids, rows = _split(rest, ctx.lengths)
     mask_needs_grad = attn_mask is not None and ctx.needs_input_grad[8]
     gradients = fused_attention_backward(
         grad, weights, q, k, v, query, key, value, bias, ids, attn_mask, seed,
-        ctx.dropout_p, ctx.scale, ctx.grid, mask_needs_grad,
+        ctx.dropout_p, ctx.scale, ctx.grid, rows, mask_needs_grad,
     )  # fmt: skip
     dq, dk, dv, *rest = gradients
     *tables, left = _split(rest, [*ctx.lengths[:4], len(rest)])
     of_grid = None if ctx.grid else []  # an empty list counts as one of tensors
-    return dq, dk, dv, *tables, [None] * len(ids), *(left or [None]), *[None] * 3, of_grid, None
+    of_ids, of_rows = [None] * len(ids), [None] * len(rows)
+    of_mask = left[0] if left else None
+    return dq, dk, dv, *tables, of_ids, of_mask, None, None, None, of_grid, of_rows, None
 
 
 def _split(items: Sequence[Tensor], lengths: Sequence[int]) -> list[list[Tensor]]:
