@@ -3,7 +3,6 @@
 Only lookups, bucket sums and the two products of attention itself happen inside a block.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -11,11 +10,10 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from irpe.ops.layouts import Axis, Layout, Rows
 from irpe.ops.lookup import accumulation_dtype, bucket_sum, lookup
 from irpe.ops.shapes import Mask, Pairs, Tokens
 from irpe.ops.tables import Tables, shares
-from irpe.ops.terms import Block, Term, make_term, uses_pairs
+from irpe.ops.terms import Block, Term, make_terms, uses_pairs
 
 _NUMBERS_IN_A_BLOCK = 2**20
 _NUMBERS_IN_A_MASK = 9 * 2**19  # 1,152 queries of one head at 4,096 tokens: docs/performance.md
@@ -53,7 +51,7 @@ class Blockwise:
         grid: Sequence[int] = (),
         rows: Sequence[Tensor] = (),
     ) -> None:
-        self.layouts = _layouts(ids, tuple(grid), rows)
+        self.grid, self.rows = tuple(grid), rows
         self.out_dtype, self.dtype = q.dtype, accumulation_dtype(q.dtype)
         self.q = torch.mul(q, scale, out=torch.empty(q.shape, dtype=self.dtype, device=q.device))
         self.k, self.v = k.to(self.dtype), v.to(self.dtype)
@@ -148,8 +146,9 @@ class Blockwise:
         _add_combinations(dq, self.key_terms, self.tables.key)
         _add_combinations(dk, self.query_terms, self.tables.query)
         table_gradients = [
-            *(term.gradient() * self.scale for term in self.query_terms),
-            *(term.gradient() for term in (*self.key_terms, *value_terms)),
+            *(table * self.scale for table in _gradients(self.query_terms, self.tables.query)),
+            *_gradients(self.key_terms, self.tables.key),
+            *_gradients(value_terms, self.tables.value),
             *(table * self.scale for table in dbias),
         ]
         gradients = [dq * self.scale, dk, dv, *table_gradients]
@@ -192,11 +191,7 @@ class Blockwise:
         return torch.empty_like(pairs).bernoulli_(keep, generator=generator).mul_(pairs / keep)
 
     def _terms(self, x: Tokens, tables: Sequence[Tensor], by_key: bool = False) -> list[Term]:
-        its_share = shares(tables, x.shape[-1])
-        return [
-            make_term(x[..., share], *parts, by_key)
-            for share, *parts in zip(its_share, tables, self.ids, self.layouts, strict=False)
-        ]
+        return make_terms(x, tables, self.ids, self.grid, self.rows, by_key)
 
     def _blocks(self, numbers: int) -> Iterator[Block]:
         """Yields blocks of at most `numbers` pairs: whole images, or queries of some heads of one.
@@ -204,15 +199,14 @@ class Blockwise:
         The heads stay together where each pair is looked up: the places to look at are the same.
         """
         batch, heads, queries, dim = self.q.shape
-        keys, at_once, per_query = self.k.shape[2], heads, heads * self.k.shape[2]
+        keys, at_once, widest = self.k.shape[2], heads, 0
         for role in self.tables.roles()[:3]:
             for table, ids in zip(role, self.ids, strict=False):
                 if uses_pairs(table, ids):
-                    per_query = max(per_query, table.shape[0] * keys * dim)
-        if None not in self.layouts and not self.tables.query and not self.bias:
+                    widest = max(widest, table.shape[0] * dim)
+        if self.grid and not (widest or self.tables.query or self.bias):
             at_once = min(max(1, numbers // (queries * keys)), heads)
-            per_query = at_once * keys
-        fitting = max(1, numbers // per_query)
+        fitting = max(1, numbers // (max(at_once, widest) * keys))
         images = max(1, fitting // queries) if at_once == heads else 1
         for image in range(0, batch, images):
             for head in range(0, heads, at_once):
@@ -232,22 +226,18 @@ class Blockwise:
         self.k, self.v = self.k.contiguous(), self.v.contiguous()
 
 
-def _layouts(
-    ids: Sequence[Tensor], grid: tuple[int, ...], rows: Sequence[Tensor]
-) -> Sequence[Layout | None]:
-    """Returns how the buckets of each map repeat over the grid."""
-    if rows:
-        narrow, numbers = rows
-        return [Rows(narrow, numbers, grid[-1], ids[0].shape[1] - math.prod(grid))]
-    if grid:
-        return [Axis.of(of_pairs, grid, number) for number, of_pairs in enumerate(ids)]
-    return [None] * len(ids)
-
-
 def _add_combinations(out: Tokens, terms: Sequence[Term], tables: Sequence[Tensor]) -> None:
     """Adds the combination of each term to the dimensions that its table meets."""
-    for term, share in zip(terms, shares(tables, out.shape[-1]), strict=True):
+    for term, share in zip(terms, shares(tables, out.shape[-1]), strict=False):
         out[..., share] += term.combination()
+
+
+def _gradients(terms: Sequence[Term], tables: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradient of each table; one term may have joined them."""
+    if len(terms) == len(tables):
+        return [term.gradient() for term in terms]
+    parts = terms[0].gradient().split([table.shape[1] for table in tables], dim=1)
+    return [part.clone() for part in parts]  # what an operator returns shares no memory
 
 
 def _put(part: Tensor, whole: Tensor | None, block: Block, like: Tokens) -> Tensor:

@@ -5,6 +5,7 @@ and knows which keys each of them is for. Prefix tokens stand before the grid.
 """
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,31 +39,43 @@ class Pairwise(NamedTuple):
         return pairs
 
 
-class Axis(NamedTuple):
+class Axes(NamedTuple):
     """The bucket depends on one axis of the grid: an id for each of its coordinates.
 
+    What several axes give is added up, each with rows of its own in one table.
+
     Args:
-        ids: The ids, and that of a prefix token if there is one.
+        ids: For each axis in turn the ids, and that of a prefix token if there is one.
         grid: The shape of the grid.
-        number: Which axis.
+        numbers: Which axes.
         num_prefix_tokens: How many keys stand before the grid.
     """
 
     ids: Int[Tensor, "query coordinate"]
     grid: tuple[int, ...]
-    number: int
+    numbers: tuple[int, ...]
     num_prefix_tokens: int
 
     @classmethod
-    def of(cls, ids: Ids, grid: tuple[int, ...], number: int) -> "Axis":
-        """Returns the layout, given an id for each key."""
-        first, size = ids.shape[1] - math.prod(grid), grid[number]
-        stride = math.prod(grid[number + 1 :])
-        keys = ids[:, first : first + size * stride : stride]
-        narrow = torch.cat([keys, ids[:, :1]], dim=1) if first else keys.contiguous()
-        return cls(narrow, grid, number, first)
+    def of(cls, ids: dict[int, Ids], rows: Sequence[int], grid: tuple[int, ...]) -> "Axes":
+        """Returns the layout.
 
-    def at(self, queries: slice) -> "Axis":
+        Args:
+            ids: For each axis, an id for each pair.
+            rows: How many rows of the table each axis has.
+            grid: The shape of the grid.
+        """
+        first = next(iter(ids.values())).shape[1] - math.prod(grid)
+        parts, start = [], 0
+        for (number, of_pairs), count in zip(ids.items(), rows, strict=True):
+            stride = math.prod(grid[number + 1 :])
+            parts.append(of_pairs[:, first : first + grid[number] * stride : stride].int() + start)
+            if first:
+                parts.append(of_pairs[:, :1].int() + start)
+            start += count
+        return cls(torch.cat(parts, dim=1), grid, tuple(ids), first)
+
+    def at(self, queries: slice) -> "Axes":
         """Returns the layout of some queries."""
         return self._replace(ids=self.ids[queries])
 
@@ -70,32 +83,45 @@ class Axis(NamedTuple):
         """Returns a number for each key."""
         num_keys = self.num_prefix_tokens + math.prod(self.grid)
         pairs = narrow.new_empty(*narrow.shape[:-1], num_keys)
-        for whole, part in self._views(pairs, narrow):
-            whole.copy_(part)
+        for whole, (first, *others) in self._views(pairs, narrow):
+            if not others:
+                whole.copy_(first)
+                continue
+            torch.add(first.expand(whole.shape), others[0], out=whole)  # one pass for two axes
+            for other in others[1:]:
+                whole += other
         return pairs
 
     def add(self, narrow: Narrow, pairs: Pairs) -> None:
         """Adds to the number of each key the one that is looked up for it, in place."""
-        for whole, part in self._views(pairs, narrow):
-            whole += part
+        for whole, parts in self._views(pairs, narrow):
+            for part in parts:
+                whole += part
 
-    def _views(self, pairs: Pairs, narrow: Narrow) -> list[tuple[Tensor, Tensor]]:
+    def _views(self, pairs: Pairs, narrow: Narrow) -> list[tuple[Tensor, list[Tensor]]]:
         """Returns the patches and the prefix tokens, each beside what is broadcast to them."""
-        first, size = self.num_prefix_tokens, self.grid[self.number]
-        shape = [size if axis == self.number else 1 for axis in range(len(self.grid))]
-        patches = pairs[..., first:].unflatten(-1, self.grid)
-        views = [(patches, narrow[..., :size].unflatten(-1, shape))]
-        return [*views, (pairs[..., :first], narrow[..., size:])] if first else views
+        first = self.num_prefix_tokens
+        parts = narrow.split([self.grid[number] + (first > 0) for number in self.numbers], dim=-1)
+        to_patches = [
+            part[..., : self.grid[number]].unflatten(
+                -1, [size if axis == number else 1 for axis, size in enumerate(self.grid)]
+            )
+            for number, part in zip(self.numbers, parts, strict=True)
+        ]
+        views = [(pairs[..., first:].unflatten(-1, self.grid), to_patches)]
+        to_prefix = [part[..., -1:] for part in parts]
+        return [*views, (pairs[..., :first], to_prefix)] if first else views
 
     def collect(self, pairs: Pairs) -> Narrow:
         """Returns the sums over the keys of each id: the adjoint of `spread`."""
-        first = self.num_prefix_tokens
-        others = [axis - len(self.grid) for axis in range(len(self.grid)) if axis != self.number]
+        first, ndim = self.num_prefix_tokens, len(self.grid)
         patches = pairs[..., first:].unflatten(-1, self.grid)
-        sums = patches.sum(others) if others else patches
-        if not first:
-            return sums
-        return torch.cat([sums, pairs[..., :first].sum(-1, keepdim=True)], dim=-1)
+        prefix = [pairs[..., :first].sum(-1, keepdim=True)] if first else []
+        sums: list[Tensor] = []
+        for number in self.numbers:
+            others = [axis - ndim for axis in range(ndim) if axis != number]
+            sums += [patches.sum(others) if others else patches, *prefix]
+        return torch.cat(sums, dim=-1)
 
 
 class Rows(NamedTuple):
@@ -142,4 +168,4 @@ class Rows(NamedTuple):
         return torch.cat([pairs[..., :first], sums], dim=-1) if first else sums
 
 
-Layout = Pairwise | Axis | Rows
+Layout = Pairwise | Axes | Rows

@@ -16,6 +16,8 @@ of each pair, n^2 d operations, which is less where more rows are used than ther
 work on any block of pairs and collect sums over blocks.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,9 +26,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.ops.layouts import Layout, Pairwise
+from irpe.ops.layouts import Axes, Layout, Pairwise, Rows
 from irpe.ops.lookup import bucket_sum, lookup
 from irpe.ops.shapes import Ids, Pairs, Tokens, VectorTable
+from irpe.ops.tables import shares
 
 
 class Block(NamedTuple):
@@ -140,21 +143,47 @@ class PairTerm:
 Term = BucketTerm | PairTerm
 
 
-def make_term(x: Tokens, table: VectorTable, ids: Ids, layout: Layout | None, by_key: bool) -> Term:
-    """Returns the term of the kind that takes fewer operations.
+def make_terms(
+    x: Tokens,
+    tables: Sequence[Tensor],
+    ids: Sequence[Ids],
+    grid: tuple[int, ...] = (),
+    rows: Sequence[Tensor] = (),
+    by_key: bool = False,
+) -> list[Term]:
+    """Returns the terms of a role, each of the kind that takes fewer operations.
+
+    There is a term for each table, or one for all of them, joined, if each has an axis.
 
     Args:
         x: The tokens.
-        table: The table.
-        ids: The row of each pair.
-        layout: How these repeat over the keys of a query, if that is known.
+        tables: The tables.
+        ids: For each table, the row of each pair.
+        grid: The shape of the grid if the rows repeat over it, else nothing.
+        rows: The distinct rows of the grid and their numbers; without them, each table is for one
+            axis of the grid.
         by_key: Whether the token of a pair is the key.
     """
-    if uses_pairs(table, ids):
-        return PairTerm(x, table, ids, by_key)
-    if by_key or layout is None:
-        layout = Pairwise(ids)
-    return BucketTerm(x, table, layout, by_key)
+    its_share = shares(tables, x.shape[-1])
+    repeats = bool(grid) and not by_key  # the keys of a query do
+    is_wide = all(share == slice(None) for share in its_share)
+    if repeats and len(tables) > 1 and is_wide and not any(map(uses_pairs, tables, ids)):
+        counts = [table.shape[1] for table in tables]
+        layout = Axes.of(dict(enumerate(ids)), counts, grid)
+        return [BucketTerm(x, torch.cat(list(tables), dim=1), layout, by_key)]
+    terms: list[Term] = []
+    for number, (table, of_pairs, share) in enumerate(zip(tables, ids, its_share, strict=False)):
+        if uses_pairs(table, of_pairs):
+            terms.append(PairTerm(x[..., share], table, of_pairs, by_key))
+            continue
+        layout = Pairwise(of_pairs)
+        if repeats and rows:
+            narrow, numbers = rows
+            layout = Rows(narrow, numbers, grid[-1], of_pairs.shape[1] - math.prod(grid))
+        elif repeats:
+            layout = Axes.of({number: of_pairs}, [table.shape[1]], grid)
+        terms.append(BucketTerm(x[..., share], table, layout, by_key))
+    return terms
 
 
 def uses_pairs(table: Tensor, ids: Ids) -> bool:
