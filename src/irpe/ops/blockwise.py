@@ -3,6 +3,7 @@
 Only lookups, bucket sums and the two products of attention itself happen inside a block.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -16,7 +17,7 @@ from irpe.ops.tables import Tables, shares
 from irpe.ops.terms import Block, Term, make_terms, uses_pairs
 
 _NUMBERS_IN_A_BLOCK = 2**20
-_NUMBERS_IN_A_MASK = 9 * 2**19  # 1,152 queries of one head at 4,096 tokens: docs/performance.md
+_NUMBERS_IN_A_MASK = 4_900_000  # 1,024 queries of one head at 4,096 tokens: docs/performance.md
 
 
 class Blockwise:
@@ -208,6 +209,7 @@ class Blockwise:
             at_once = min(max(1, numbers // (queries * keys)), heads)
         fitting = max(1, numbers // (max(at_once, widest) * keys))
         images = max(1, fitting // queries) if at_once == heads else 1
+        fitting = math.ceil(queries / math.ceil(queries / fitting))  # parts of equal size
         for image in range(0, batch, images):
             for head in range(0, heads, at_once):
                 for query in range(0, queries, fitting):
