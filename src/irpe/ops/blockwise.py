@@ -206,10 +206,10 @@ class Blockwise:
                 if uses_pairs(table, ids):
                     widest = max(widest, table.shape[0] * dim)
         if self.grid and not (widest or self.tables.query or self.bias):
-            at_once = min(max(1, numbers // (queries * keys)), heads)
-        fitting = max(1, numbers // (max(at_once, widest) * keys))
+            at_once = _equal_parts(heads, numbers // (queries * keys))
+        fitting = numbers // (max(at_once, widest) * keys)
         images = max(1, fitting // queries) if at_once == heads else 1
-        fitting = math.ceil(queries / math.ceil(queries / fitting))  # parts of equal size
+        fitting = _equal_parts(queries, fitting)
         for image in range(0, batch, images):
             for head in range(0, heads, at_once):
                 for query in range(0, queries, fitting):
@@ -226,6 +226,11 @@ class Blockwise:
     def _lay_out(self) -> None:
         """Lays keys and values out for matrix products; PyTorch's kernel takes any layout."""
         self.k, self.v = self.k.contiguous(), self.v.contiguous()
+
+
+def _equal_parts(total: int, most: int) -> int:
+    """Returns the size of parts of at most `most`, at least 1, that are as equal as can be."""
+    return math.ceil(total / math.ceil(total / max(1, most)))
 
 
 def _add_combinations(out: Tokens, terms: Sequence[Term], tables: Sequence[Tensor]) -> None:
