@@ -54,31 +54,32 @@ def test_compact_ids_count_the_used_rows(method):
         assert torch.equal(renumbered, bucket_map.ids.long())
 
 
-@pytest.mark.parametrize("method", ["product", "euclidean"])
-@pytest.mark.parametrize(
-    ("grid", "prefix"), [((28, 3), 0), ((33, 2), 2), ((8, 9, 4), 1), ((7, 4), 0)]
-)
-def test_distinct_rows_tell_the_same_as_all_rows(method, grid, prefix):
-    (bucket_map,) = bucket_maps(RPESpec(method), grid, prefix)
+@pytest.mark.parametrize("index", [Clip(1), Clip(2)], ids=str)
+@pytest.mark.parametrize(("grid", "prefix"), [((20, 16), 0), ((40, 17), 2), ((5, 4, 16), 0)])
+def test_distinct_rows_tell_the_same_as_all_rows(index, grid, prefix):
+    (bucket_map,) = bucket_maps(RPESpec("product", index=index), grid, prefix)
     ids = bucket_map.compact_ids
     rows = ids[:, prefix:].unflatten(1, (-1, grid[-1]))
     changes = max(int((of_query[1:] != of_query[:-1]).any(1).sum()) for of_query in rows)
-    if 4 * (changes + 1) > rows.shape[1]:
+    if len(grid) == 3:  # the rows of the next plane differ from those before
         assert bucket_map.row_ids is bucket_map.row_numbers is None
         return
     distinct = bucket_map.row_ids[:, prefix:].unflatten(1, (-1, grid[-1]))
-    assert distinct.shape[1] == changes + 1
+    assert distinct.shape[1] == changes + 1 == 2 * index.max_index + 1
     for query, numbers in enumerate(bucket_map.row_numbers):
         assert torch.equal(distinct[query, numbers], rows[query])
     assert torch.equal(bucket_map.row_ids[:, :prefix], ids[:, :prefix])
 
 
 def test_which_maps_have_distinct_rows():
-    def has_rows(spec, grid):
-        return [m.row_ids is not None for m in bucket_maps(spec, grid)]
+    def has_rows(spec, grid, prefix=0):
+        return [m.row_ids is not None for m in bucket_maps(spec, grid, prefix)]
 
-    assert has_rows("product-contextual-k", (28, 5)) == [True]
-    assert has_rows("product-contextual-k", (27, 5)) == [False]
+    assert has_rows("product-contextual-k", (28, 16)) == [True]
+    assert has_rows("product-contextual-k", (27, 16)) == [False]
+    assert has_rows("product-contextual-k", (28, 15)) == [False]
+    assert has_rows("product-contextual-k", (55, 16), 1) == [False]
+    assert has_rows("product-contextual-k", (56, 16), 1) == [True]
     assert has_rows("euclidean-contextual-k", (64, 64)) == [False]
     assert has_rows("cross-contextual-k", (64, 64)) == [False, False]  # by axis, which is less
 
@@ -177,3 +178,6 @@ def test_a_map_of_ones_own_is_checked():
         BucketMap(torch.tensor([[0, -1], [1, 0]]), num_buckets=2)
     with pytest.raises(ValueError, match="matrix of integers"):
         BucketMap(torch.zeros(3), num_buckets=2)
+    for grid in [(3, 1), (), (0, 2)]:
+        with pytest.raises(ValueError, match="does not fit ids of 2 keys"):
+            BucketMap(torch.tensor([[0, 2], [2, 0]]), num_buckets=4, grid=grid)

@@ -5,12 +5,13 @@ import pytest
 import torch
 from cases import SPECS, Case
 
-from irpe import Clip, RPESpec, automatic_impl
+from irpe import Clip, RPESpec, automatic_impl, rpe_attention
 from irpe.ops import blockwise
 from irpe.ops.attention import IMPLEMENTATIONS
 from irpe.ops.impl import fused
 
 FAST = ["efficient", "fused", "fused in blocks"]
+SMALL = 300  # pairs in a block
 CROSS = [spec for spec in SPECS if spec.method == "cross"]
 
 
@@ -18,8 +19,8 @@ CROSS = [spec for spec in SPECS if spec.method == "cross"]
 def impl(request, monkeypatch):
     """The fused backend keeps its weights, or computes them again block by block."""
     if request.param == "fused in blocks":
-        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_BLOCK", 300)
-        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_MASK", 300)
+        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_BLOCK", SMALL)
+        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_MASK", SMALL)
         monkeypatch.setattr(fused, "_keeps_weights", lambda *_: False)
     return request.param.split()[0]
 
@@ -38,11 +39,24 @@ def test_outputs_and_gradients_equal_the_reference(impl, spec, grid, prefix, mas
     assert_all_close(case.output_and_gradients(impl), expected, 1e-10)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in SPECS if spec.method == "product"], ids=str)
-@pytest.mark.parametrize(("grid", "prefix"), [((28, 2), 0), ((30, 3), 2)])
+@pytest.fixture
+def large_blocks(impl, monkeypatch):
+    """Blocks of some queries of one head on grids of some hundred tokens."""
+    if blockwise._NUMBERS_IN_A_BLOCK == SMALL:
+        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_BLOCK", 50 * SMALL)
+        monkeypatch.setattr(blockwise, "_NUMBERS_IN_A_MASK", 50 * SMALL)
+
+
+@pytest.mark.usefixtures("large_blocks")
+@pytest.mark.parametrize(
+    ("mode", "targets"), [("bias", "k"), ("contextual", "k"), ("contextual", "qkv")]
+)
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("grid", "prefix", "batch"), [((12, 16), 0, 2), ((24, 16), 2, 1)])
 @pytest.mark.parametrize("mask", [None, "boolean", "additive"])
-def test_grids_whose_rows_repeat(impl, spec, grid, prefix, mask):
-    case = Case(spec, grid, prefix, mask=mask)
+def test_grids_whose_rows_repeat(impl, mode, targets, shared, grid, prefix, batch, mask):
+    spec = RPESpec("product", mode, targets, index=Clip(1), shared_heads=shared)
+    case = Case(spec, grid, prefix, batch, mask=mask)
     assert case.maps[0].row_ids is not None
     expected = case.output_and_gradients("reference")
     assert_all_close(case.output_and_gradients(impl), expected, 1e-10)
@@ -50,10 +64,37 @@ def test_grids_whose_rows_repeat(impl, spec, grid, prefix, mask):
         torch.testing.assert_close(case.attention(impl), expected[0], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.usefixtures("large_blocks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("prefix", oracles.PREFIXES)
-def test_error_where_rows_repeat(impl, prefix, dtype):
-    check_error(["product"], impl, (28, 3), prefix, dtype)
+@pytest.mark.parametrize(("grid", "prefix"), [((12, 16), 0), ((24, 16), 1)])
+def test_error_where_rows_repeat(impl, grid, prefix, dtype):
+    check_error([RPESpec("product", targets="qkv", index=Clip(1))], impl, grid, prefix, dtype)
+
+
+def test_maps_in_any_order_and_tables_of_any_heads(impl):
+    """What is known of the maps of `cross` is used only where it holds."""
+    case = Case(RPESpec("cross", targets="k"), (4, 5))
+    row, column = case.maps
+    first, second = case.tables["key_tables"]
+    unshared = torch.randn(2, *second.shape[1:], dtype=second.dtype)
+    for maps, tables in [
+        ((column, row), (second, first)),
+        ((row, row), (first, first)),
+        ((row, column), (first, unshared)),
+    ]:
+        expected, actual = (
+            rpe_attention(case.q, case.k, case.v, maps, key_tables=tables, impl=name)
+            for name in ("reference", impl)
+        )
+        torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_batch_of_nothing(impl):
+    case = Case(RPESpec("product", targets="qkv"), (3, 4), batch=0)
+    out = case.attention(impl)
+    out.sum().backward()
+    assert out.shape == case.q.shape
+    assert not case.tables["key_tables"][0].grad.any()
 
 
 @pytest.mark.parametrize("grid", oracles.GRIDS)
@@ -61,19 +102,19 @@ def test_error_where_rows_repeat(impl, prefix, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_is_at_most_twice_that_of_the_reference(impl, grid, prefix, dtype):
     """The exact result is the reference in float64, its inputs rounded to `dtype`."""
-    check_error(["product", "cross"], impl, grid, prefix, dtype)
+    specs = [RPESpec(method, targets="qkv") for method in ("product", "cross")]
+    check_error(specs, impl, grid, prefix, dtype)
 
 
 @pytest.mark.parametrize("grid", oracles.GRIDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_error_of_the_folded_form_is_at_most_twice_that_of_the_reference(grid, dtype):
     for prefix in oracles.PREFIXES:
-        check_error(["cross"], "folded", grid, prefix, dtype)
+        check_error([RPESpec("cross", targets="qkv")], "folded", grid, prefix, dtype)
 
 
-def check_error(methods, impl, grid, prefix, dtype):
-    for method in methods:
-        spec = RPESpec(method, targets="qkv")
+def check_error(specs, impl, grid, prefix, dtype):
+    for spec in specs:
         case = Case(spec, grid, prefix, batch=1, dim=8, dtype=dtype)
         exact = _in_float64(case).output_and_gradients("reference")
         plain = case.output_and_gradients("reference")
@@ -218,12 +259,16 @@ def test_operators_pass_torchs_own_check():
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_operators_pass_torchs_own_check_where_rows_repeat():
-    case = Case(RPESpec("product", targets="k"), (28, 1), batch=1)
-    (bucket_map,) = case.maps
-    roles = ([], case.tables["key_tables"], [], [])
+    case = Case(RPESpec("product", targets="k", index=Clip(1)), (12, 16), 0, batch=1)
+    (bucket_map,), (table,) = case.maps, case.tables["key_tables"]
+    roles = ([], [table], [], [])
     rows = [bucket_map.row_ids, bucket_map.row_numbers]
-    rest = ([bucket_map.ids], None, None, 0.0, 0.5, [28, 1], rows, False)
-    torch.library.opcheck(fused.fused_attention, (case.q, case.k, case.v, *roles, *rest))
+    rest = ([bucket_map.compact_ids], None, None, 0.0, 0.5, [12, 16], rows)
+    torch.library.opcheck(fused.fused_attention, (case.q, case.k, case.v, *roles, *rest, False))
+    plain = [x.detach() for x in (case.q, case.k, case.v)]
+    roles = ([], [table.detach()], [], [])
+    first = (case.grad_out, case.q.new_empty(0).detach(), *plain, *roles)
+    torch.library.opcheck(fused.fused_attention_backward, (*first, *rest, False))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

@@ -1,19 +1,9 @@
 """The commands, in the order in which `irpe --help` lists them."""
 
-import sys
-
 import typer
 
 import irpe
 from irpe.cli import ablate, convert, evaluate, profile, show, train
-
-
-def _leave_processes(*_: object, **_options: object) -> None:
-    """Ends what joins this process with others: without it, leaving may abort the process."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
-
 
 app = typer.Typer(
     name="irpe",
@@ -21,7 +11,6 @@ app = typer.Typer(
     epilog="IRPE_TRACEBACK=1 shows the whole traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
-    result_callback=_leave_processes,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="markdown",

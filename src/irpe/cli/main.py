@@ -15,10 +15,20 @@ def main() -> None:
         from irpe.cli.app import app
 
         app(prog_name="irpe")
+    except SystemExit:
+        _leave_processes()
+        raise
     except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
         if os.environ.get("IRPE_TRACEBACK"):
             raise
         sys.exit(f"irpe: {_message(error)}")
+
+
+def _leave_processes() -> None:
+    """Ends what joins this process with others: without it, leaving may abort the process."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _message(error: Exception) -> str:

@@ -18,7 +18,9 @@ from irpe.core.index import Index
 from irpe.core.methods import METHODS
 
 _MAPS_KEPT = 16
-_ROWS_ALIKE = 4  # of the grid, for each distinct one: fewer are not worth a second kind of map
+_ROWS_ALIKE = 4  # for each distinct row of the grid: fewer are not worth a second kind of map
+_ROWS_ALIKE_WITH_PREFIX = 8  # which takes one copy of all pairs more
+_WIDTH = 16  # keys in a row
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
 
@@ -33,6 +35,7 @@ class BucketMap:
             tokens of one group have equal rows and columns in `ids`.
         representatives: One token of each group.
         grid: The shape of the grid, if it is known; the tokens before it are prefix tokens.
+        axis: For maps that depend on one axis alone, which.
 
     Attributes:
         num_used_buckets: How many rows are used on this grid: the k of the cost.
@@ -48,6 +51,7 @@ class BucketMap:
     groups: Int[Tensor, " tokens"] | None = field(default=None, repr=False)
     representatives: Int[Tensor, " groups"] | None = field(default=None, repr=False)
     grid: tuple[int, ...] | None = None
+    axis: int | None = None
     num_used_buckets: int = field(init=False)
     used_rows: Int[Tensor, " used"] = field(init=False, repr=False)
     compact_ids: Int[Tensor, "query key"] = field(init=False, repr=False)
@@ -60,12 +64,14 @@ class BucketMap:
                 f"ids of shape {tuple(self.ids.shape)}, {self.ids.dtype} on {self.ids.device} are "
                 "no bucket map: pass a matrix of integers that holds values"
             )
+        if self.grid is not None:
+            _check_grid(self.grid, self.ids)
         used_rows = _find_used_rows(self.ids, self.num_buckets)
         object.__setattr__(self, "num_used_buckets", len(used_rows))
         object.__setattr__(self, "used_rows", used_rows)
         object.__setattr__(self, "compact_ids", _renumber(self.ids, used_rows, self.num_buckets))
         rows = None, None
-        if self.grid is not None and self.groups is None:
+        if self.grid is not None and self.axis is None:
             rows = _distinct_rows(self.compact_ids, self.grid)
         object.__setattr__(self, "row_ids", rows[0])
         object.__setattr__(self, "row_numbers", rows[1])
@@ -184,7 +190,7 @@ def _build_map(
     if axis is None:
         return BucketMap(ids, num_buckets, grid=grid.shape)
     groups, representatives = _groups(grid, num_prefix_tokens, axis)
-    return BucketMap(ids, num_buckets, groups, representatives, grid.shape)
+    return BucketMap(ids, num_buckets, groups, representatives, grid.shape, axis)
 
 
 def _groups(grid: Grid, num_prefix_tokens: int, axis: int) -> tuple[Tensor, Tensor]:
@@ -219,8 +225,20 @@ def _renumber(ids: Tensor, used_rows: Tensor, num_buckets: int) -> Tensor:
     return torch.cat([number[part.long()] for part in _parts(ids)]).view(ids.shape)
 
 
+def _check_grid(grid: tuple[int, ...], ids: Tensor) -> None:
+    if not grid or min(grid) < 1 or math.prod(grid) > ids.shape[1]:
+        raise ValueError(
+            f"grid {grid} does not fit ids of {ids.shape[1]} keys: pass sizes of at least 1 whose "
+            "product is the number of keys, without prefix tokens"
+        )
+
+
 def _distinct_rows(ids: Tensor, grid: tuple[int, ...]) -> tuple[Tensor | None, Tensor | None]:
-    """Returns the ids of each query's distinct rows and the number of each row, if they are few."""
+    """Returns the ids of each query's distinct rows and the number of each row, if they are few.
+
+    Rows are compared with the one before: equal rows follow each other wherever buckets grow with
+    the distance.
+    """
     height, width = math.prod(grid[:-1]), grid[-1]
     first = ids.shape[1] - height * width
     rows = ids[:, first:].unflatten(1, (height, width))
@@ -230,7 +248,8 @@ def _distinct_rows(ids: Tensor, grid: tuple[int, ...]) -> tuple[Tensor | None, T
         part = rows[start : start + step]
         numbers[start : start + step, 1:] = (part[:, 1:] != part[:, :-1]).any(2).cumsum(1)
     count = int(numbers.max()) + 1
-    if count * _ROWS_ALIKE > height:
+    alike = _ROWS_ALIKE_WITH_PREFIX if first else _ROWS_ALIKE
+    if count * alike > height or width < max(_WIDTH, 2 * count):
         return None, None
     wanted = torch.arange(count, dtype=torch.int32, device=ids.device).expand(len(ids), -1)
     firsts = torch.searchsorted(numbers, wanted.contiguous())

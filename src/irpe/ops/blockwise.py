@@ -17,7 +17,7 @@ from irpe.ops.tables import Tables, shares
 from irpe.ops.terms import Block, Term, make_terms, uses_pairs
 
 _NUMBERS_IN_A_BLOCK = 2**20
-_NUMBERS_IN_A_MASK = 4_900_000  # 1,024 queries of one head at 4,096 tokens: docs/performance.md
+_NUMBERS_IN_A_MASK = 4_900_000  # equal parts are 1,024 queries of a head at 4,096 tokens: see docs
 
 
 class Blockwise:
@@ -210,7 +210,7 @@ class Blockwise:
         fitting = numbers // (max(at_once, widest) * keys)
         images = max(1, fitting // queries) if at_once == heads else 1
         fitting = _equal_parts(queries, fitting)
-        for image in range(0, batch, images):
+        for image in range(0, max(batch, 1), images):
             for head in range(0, heads, at_once):
                 for query in range(0, queries, fitting):
                     yield Block(

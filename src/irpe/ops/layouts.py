@@ -83,11 +83,11 @@ class Axes(NamedTuple):
         """Returns a number for each key."""
         num_keys = self.num_prefix_tokens + math.prod(self.grid)
         pairs = narrow.new_empty(*narrow.shape[:-1], num_keys)
-        for whole, (first, *others) in self._views(pairs, narrow):
+        for whole, (part, *others) in self._views(pairs, narrow):
             if not others:
-                whole.copy_(first)
+                whole.copy_(part)
                 continue
-            torch.add(first.expand(whole.shape), others[0], out=whole)  # one pass for two axes
+            torch.add(part.expand(whole.shape), others[0], out=whole)  # one pass for two axes
             for other in others[1:]:
                 whole += other
         return pairs
@@ -128,7 +128,7 @@ class Rows(NamedTuple):
     """The keys of one row of the grid have the buckets of another: ids for the distinct rows alone.
 
     Args:
-        ids: The ids of the distinct rows, one row after the other, and those of prefix tokens.
+        ids: The ids of prefix tokens, then those of the distinct rows, one row after the other.
         numbers: Which of the distinct rows each row of the grid is.
         width: The keys in a row.
         num_prefix_tokens: How many keys stand before the grid.

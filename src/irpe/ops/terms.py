@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.ops.layouts import Axes, Layout, Pairwise, Rows
+from irpe.ops.layouts import Axes, Layout, Narrow, Pairwise, Rows
 from irpe.ops.lookup import bucket_sum, lookup
 from irpe.ops.shapes import Ids, Pairs, Tokens, VectorTable
 from irpe.ops.tables import shares
@@ -67,7 +67,7 @@ class BucketTerm:
         layout = self.layout.at(block.queries)
         layout.add(self._look_up(block, layout), pairs)
 
-    def _look_up(self, block: Block, layout: Layout) -> Pairs:
+    def _look_up(self, block: Block, layout: Layout) -> Narrow:
         z = self.z[_owners(block, self.by_key)]
         return lookup(z, layout.ids, _owner(self.by_key))  # Eq. 28
 
@@ -153,7 +153,8 @@ def make_terms(
 ) -> list[Term]:
     """Returns the terms of a role, each of the kind that takes fewer operations.
 
-    There is a term for each table, or one for all of them, joined, if each has an axis.
+    There is a term for each table, or one for all of them, joined, if each has an axis and all meet
+    the same dimensions and heads.
 
     Args:
         x: The tokens.
@@ -165,25 +166,26 @@ def make_terms(
         by_key: Whether the token of a pair is the key.
     """
     its_share = shares(tables, x.shape[-1])
-    repeats = bool(grid) and not by_key  # the keys of a query do
-    is_wide = all(share == slice(None) for share in its_share)
-    if repeats and len(tables) > 1 and is_wide and not any(map(uses_pairs, tables, ids)):
+    if by_key:  # what repeats are the keys of a query
+        grid, rows = (), ()
+    is_alike = len({table.shape[::2] for table in tables}) == 1 and its_share[0] == slice(None)
+    if grid and not rows and is_alike and not any(map(uses_pairs, tables, ids)):
         counts = [table.shape[1] for table in tables]
         layout = Axes.of(dict(enumerate(ids)), counts, grid)
         return [BucketTerm(x, torch.cat(list(tables), dim=1), layout, by_key)]
-    terms: list[Term] = []
-    for number, (table, of_pairs, share) in enumerate(zip(tables, ids, its_share, strict=False)):
-        if uses_pairs(table, of_pairs):
-            terms.append(PairTerm(x[..., share], table, of_pairs, by_key))
-            continue
-        layout = Pairwise(of_pairs)
-        if repeats and rows:
-            narrow, numbers = rows
-            layout = Rows(narrow, numbers, grid[-1], of_pairs.shape[1] - math.prod(grid))
-        elif repeats:
-            layout = Axes.of({number: of_pairs}, [table.shape[1]], grid)
-        terms.append(BucketTerm(x[..., share], table, layout, by_key))
-    return terms
+    return [
+        PairTerm(x[..., share], table, of_pairs, by_key)
+        if uses_pairs(table, of_pairs)
+        else BucketTerm(x[..., share], table, _layout(number, of_pairs, grid, rows), by_key)
+        for number, (table, of_pairs, share) in enumerate(zip(tables, ids, its_share, strict=False))
+    ]
+
+
+def _layout(number: int, ids: Ids, grid: tuple[int, ...], rows: Sequence[Tensor]) -> Layout:
+    if rows:
+        narrow, numbers = rows
+        return Rows(narrow, numbers, grid[-1], ids.shape[1] - math.prod(grid))
+    return Axes.of({number: ids}, [0], grid) if grid else Pairwise(ids)
 
 
 def uses_pairs(table: Tensor, ids: Ids) -> bool:

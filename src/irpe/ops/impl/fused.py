@@ -47,7 +47,8 @@ def _repeats(maps: tuple[BucketMap, ...]) -> tuple[list[int], list[Tensor]]:
     first, grid = maps[0], list(maps[0].grid or ())
     if len(maps) == 1 and first.row_ids is not None and first.row_numbers is not None:
         return grid, [first.row_ids, first.row_numbers]
-    is_by_axis = first.groups is not None and len(maps) == len(grid)
+    axes = [(m.axis, m.grid) for m in maps]
+    is_by_axis = axes == [(number, first.grid) for number in range(len(grid))]
     return grid if is_by_axis else [], []
 
 
@@ -145,11 +146,11 @@ def _(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, query, key, value, bias, ids, attn_mask, seed, *numbers, rows, _ = inputs
+    q, k, v, query, key, value, bias, ids, attn_mask, seed, dropout_p, scale, grid, rows, _ = inputs
     ctx.set_materialize_grads(False)  # no zeros of the size of the weights, which have no gradient
     groups = (query, key, value, bias, ids, rows)
     ctx.lengths = [len(group) for group in groups]
-    ctx.dropout_p, ctx.scale, ctx.grid = numbers
+    ctx.dropout_p, ctx.scale, ctx.grid = dropout_p, scale, grid
     ctx.save_for_backward(output[1], attn_mask, seed, q, k, v, *itertools.chain(*groups))
 
 
