@@ -16,6 +16,7 @@ PAGES = [
     "docs/figures.md",
     "docs/mathematics.md",
     "docs/performance.md",
+    "docs/results.md",
     "docs/training.md",
 ]
 
