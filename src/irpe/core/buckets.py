@@ -241,6 +241,9 @@ def _distinct_rows(ids: Tensor, grid: tuple[int, ...]) -> tuple[Tensor | None, T
     """
     height, width = math.prod(grid[:-1]), grid[-1]
     first = ids.shape[1] - height * width
+    alike = _ROWS_ALIKE_WITH_PREFIX if first else _ROWS_ALIKE
+    if width < _WIDTH or height < alike:
+        return None, None
     rows = ids[:, first:].unflatten(1, (height, width))
     numbers = torch.zeros(len(ids), height, dtype=torch.int32, device=ids.device)
     step = max(1, _PAIRS_AT_ONCE // ids.shape[1])
@@ -248,8 +251,7 @@ def _distinct_rows(ids: Tensor, grid: tuple[int, ...]) -> tuple[Tensor | None, T
         part = rows[start : start + step]
         numbers[start : start + step, 1:] = (part[:, 1:] != part[:, :-1]).any(2).cumsum(1)
     count = int(numbers.max()) + 1
-    alike = _ROWS_ALIKE_WITH_PREFIX if first else _ROWS_ALIKE
-    if count * alike > height or width < max(_WIDTH, 2 * count):
+    if count * alike > height or width < 2 * count:
         return None, None
     wanted = torch.arange(count, dtype=torch.int32, device=ids.device).expand(len(ids), -1)
     firsts = torch.searchsorted(numbers, wanted.contiguous())
