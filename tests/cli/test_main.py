@@ -4,7 +4,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from irpe.cli.main import main
 from irpe.extras import require
 
 pytest.importorskip("typer", reason="needs the extra 'cli'")
@@ -19,6 +21,18 @@ def irpe(*arguments):
 def test_version():
     done = irpe("--version")
     assert (done.returncode, done.stdout) == (0, "irpe 0.1.0\n")
+
+
+def test_the_program_leaves_its_process_group(tmp_path, monkeypatch):
+    """A process that ends in a group may abort, one time in four."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr(sys, "argv", ["irpe", "--version"])
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    with pytest.raises(SystemExit):
+        main()
+    assert not torch.distributed.is_initialized()
 
 
 def test_no_arguments_show_the_help():
