@@ -1,6 +1,7 @@
 """The loop: stopped and continued anywhere, split in any way, it is the same run."""
 
 import csv
+import io
 import os
 import signal
 import subprocess
@@ -103,6 +104,16 @@ def test_a_run_leaves_its_files(tmp_path):
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert {"lr", "train_loss", "val_loss", "top1", "top5", "seconds"} <= set(rows[0])
     assert list((tmp_path / "run/tensorboard").iterdir())
+
+
+def test_evaluation_every_second_epoch_and_at_the_end(tmp_path):
+    trained = train(tmp_path / "rare", CONFIG.replace(epochs=3, eval_every=2))
+    assert same(trained, train(tmp_path / "each", CONFIG.replace(epochs=3)))
+    texts = [(tmp_path / run / "metrics.csv").read_text() for run in ("rare", "each")]
+    tables = [list(csv.DictReader(io.StringIO(text))) for text in texts]
+    rare, each = ([(row["val_loss"], row["top1"]) for row in table] for table in tables)
+    assert rare == [("", ""), each[1], each[2]]
+    assert [row["train_loss"] for row in tables[0]] == [row["train_loss"] for row in tables[1]]
 
 
 def test_the_learning_rate_warms_up_and_falls(tmp_path):

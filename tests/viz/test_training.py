@@ -40,6 +40,15 @@ def test_a_folder_without_metrics_is_no_run(tmp_path):
         read_metrics(tmp_path)
 
 
+def test_epochs_that_were_not_evaluated_leave_no_gap(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
+    lines = "1,0.1,2.0,,,,9\n2,0.1,1.5,1.2,50,80,9\n3,0.1,1.2,,,,9\n4,0.1,1.0,1.1,55,85,9\n"
+    metrics = read_metrics(write(tmp_path / "run", HEADER + lines))
+    accuracy, loss = plot_training({"a": metrics}).axes
+    assert accuracy.lines[0].get_xydata().tolist() == [[2.0, 50.0], [4.0, 55.0]]
+    assert [line.get_xdata().tolist() for line in loss.lines] == [[2.0, 4.0], [1.0, 2.0, 3.0, 4.0]]
+
+
 def test_curves_are_the_metrics(tmp_path):
     pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
     metrics = read_metrics(write(tmp_path / "run", HEADER + LINES))

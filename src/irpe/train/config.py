@@ -60,13 +60,14 @@ class RunConfig:
     precision: str = _help("Mixed precision: no, bf16 or fp16.", "no")
     compile: bool = _help("Compile the model with torch.compile.", False)
     workers: int = _help("Processes that read images.", 0)
+    eval_every: int = _help("Epochs between evaluations; the last is always evaluated.", 1)
     save_every: int = _help("Steps between checkpoints; one is also made each epoch.", 1000)
     seed: int = _help("Seed of everything random.", 0)
 
     def __post_init__(self) -> None:
         _check_choice("absolute", self.absolute, ABSOLUTE)
         _check_choice("precision", self.precision, PRECISIONS)
-        _check_at_least(self, 1, "epochs", "batch_size", "repeats", "save_every")
+        _check_at_least(self, 1, "epochs", "batch_size", "repeats", "eval_every", "save_every")
         _check_positive(self, "lr")
         _check_at_least(
             self, 0, "device_batch_size", "min_lr", "last_epochs", "warmup_lr", "warmup_epochs",

@@ -243,17 +243,19 @@ class Trainer:
         if self.accelerator.num_processes > 1:
             self._note_broken(gather_object(sorted(self.broken)))
             losses = gather_object(losses)
+        epoch = self.epoch + 1
+        is_evaluated = epoch % self.config.eval_every == 0 or epoch == self.config.epochs
         row = {
-            "epoch": self.epoch + 1,
+            "epoch": epoch,
             "lr": self._lr(),
             "train_loss": sum(losses) / len(losses) / self.steps,
-            **self.task.evaluate(self.kept_model(), self.accelerator),
+            **(self.task.evaluate(self.kept_model(), self.accelerator) if is_evaluated else {}),
             "seconds": seconds,
             "images_per_second": speed,
             "broken": len(self.broken),
         }
         self.history.append(row)
-        self.epoch, self.step, self.sum_of_losses = self.epoch + 1, 0, 0.0
+        self.epoch, self.step, self.sum_of_losses = epoch, 0, 0.0
         self.save()
         logs.epoch(self.history)
         self.monitor.epoch(row)

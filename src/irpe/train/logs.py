@@ -78,7 +78,8 @@ class Logs:
         for name, value in history[-1].items():
             self.board.add_scalar(f"epoch/{name}", value, history[-1]["epoch"])
         text = io.StringIO()
-        writer = csv.DictWriter(text, history[-1].keys(), lineterminator="\n")
+        names = max(history, key=len).keys()  # an epoch that was not evaluated has fewer
+        writer = csv.DictWriter(text, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows(history)
         write_text(self.directory / METRICS, text.getvalue())

@@ -1,6 +1,7 @@
 """The curves of training runs, from the metrics that they wrote."""
 
 import csv
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ _DASHES = ("-", "--", ":", "-.")
 
 
 def read_metrics(run: str | os.PathLike[str]) -> dict[str, list[float]]:
-    """Returns the columns of a run's metrics, one number an epoch.
+    """Returns the columns of a run's metrics, one number an epoch, NaN where it was not evaluated.
 
     Args:
         run: The folder of the run.
@@ -30,7 +31,7 @@ def read_metrics(run: str | os.PathLike[str]) -> dict[str, list[float]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file, strict=True))
-        columns = {name: [float(line[name]) for line in lines] for name in lines[0]}
+        columns = {name: [_number(line[name]) for line in lines] for name in lines[0]}
     except (csv.Error, IndexError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or empty: {error}") from error
     missing = [name for name in _NEEDED if name not in columns]
@@ -53,12 +54,12 @@ def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
     for number, (name, metrics) in enumerate(runs.items()):
         colour = COLOURS[number % len(COLOURS)]
         dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
-        best = max(metrics["top1"])
-        label = f"{name}, best {best:.2f} %"
-        mark = "o" if len(metrics["epoch"]) == 1 else None
+        epochs, top1 = _evaluated(metrics, "top1")
+        label = f"{name}, best {max(top1):.2f} %"
+        mark = "o" if len(epochs) == 1 else None
         style: dict[str, Any] = {"color": colour, "marker": mark, "markersize": 3}
-        accuracy.plot(metrics["epoch"], metrics["top1"], dashes, label=label, **style)
-        loss.plot(metrics["epoch"], metrics["val_loss"], dashes, **style)
+        accuracy.plot(epochs, top1, dashes, label=label, **style)
+        loss.plot(*_evaluated(metrics, "val_loss"), dashes, **style)
         loss.plot(metrics["epoch"], metrics["train_loss"], dashes, alpha=0.35, **style)
     accuracy.set(ylabel="validation top-1, in %")
     loss.set(xlabel="epoch", ylabel="loss (in training: pale)")
@@ -67,3 +68,14 @@ def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
         whole_ticks(axes.xaxis)
     figure.legend(loc="outside lower center")
     return figure
+
+
+def _number(cell: str) -> float:
+    return float(cell) if cell != "" else math.nan
+
+
+def _evaluated(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
+    """Returns the epochs that were evaluated, and a column's numbers there."""
+    pairs = zip(metrics["epoch"], metrics[name], strict=True)
+    known = [(epoch, value) for epoch, value in pairs if not math.isnan(value)]
+    return [epoch for epoch, _ in known], [value for _, value in known]
