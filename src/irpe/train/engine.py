@@ -134,6 +134,7 @@ class Trainer:
             opt=config.optimizer,
             lr=config.lr,
             weight_decay=config.weight_decay,
+            **({"fused": True} if config.optimizer == "adamw" else {}),  # one pass, not ten
         )
         self.scheduler = self._make_scheduler(optimizer)
         model: Any = torch.compile(self.raw) if config.compile else self.raw
