@@ -57,3 +57,17 @@ def test_curves_are_the_metrics(tmp_path):
     drawn = {line.get_label(): line.get_ydata().tolist() for line in accuracy.lines}
     assert drawn == {"a, best 60.00 %": [40.5, 60.0], "b, best 55.00 %": [50.0, 55.0]}
     assert [line.get_ydata().tolist() for line in loss.lines] == [[1.5, 1.0], [2.0, 1.25]] * 2
+
+
+def test_detectors_show_average_precision(tmp_path):
+    pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
+    lines = "1,17.0,,\n2,12.0,0.1,0.25\n3,11.0,0.2,0.5\n"
+    metrics = read_metrics(write(tmp_path / "run", "epoch,train_loss,AP,AP50\n" + lines))
+    score, loss = plot_training({"a": metrics}).axes
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in score.lines}
+    assert drawn["a, best AP 0.200"] == [[2.0, 0.1], [3.0, 0.2]]
+    assert [[2.0, 0.25], [3.0, 0.5]] in drawn.values()
+    assert [line.get_ydata().tolist() for line in loss.lines] == [[17.0, 12.0, 11.0]]
+    classifier = read_metrics(write(tmp_path / "other", HEADER + LINES))
+    with pytest.raises(ValueError, match="draw them apart"):
+        plot_training({"a": metrics, "b": classifier})

@@ -207,7 +207,7 @@ def training(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Output = Path("training.png"),
 ) -> None:
-    """The curves of several training runs: accuracy and losses by epoch."""
+    """The curves of several training runs: score and losses by epoch."""
     from irpe.viz import plot_training, read_metrics
 
     names = [run.name for run in runs]

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.csv"
 Metrics = Mapping[str, Sequence[float]]
-_NEEDED = ("epoch", "train_loss", "val_loss", "top1")
+_CLASSIFIER = ("epoch", "train_loss", "val_loss", "top1")
+_DETECTOR = ("epoch", "train_loss", "AP", "AP50")
 _DASHES = ("-", "--", ":", "-.")
+_PALE = 0.35
 
 
 def read_metrics(run: str | os.PathLike[str]) -> dict[str, list[float]]:
@@ -34,40 +36,63 @@ def read_metrics(run: str | os.PathLike[str]) -> dict[str, list[float]]:
         columns = {name: [_number(line[name]) for line in lines] for name in lines[0]}
     except (csv.Error, IndexError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or empty: {error}") from error
-    missing = [name for name in _NEEDED if name not in columns]
+    needed = _DETECTOR if _is_detector(columns) else _CLASSIFIER
+    missing = [name for name in needed if name not in columns]
     if missing:
-        raise ValueError(f"{path} has no column {missing[0]!r}: it needs {', '.join(_NEEDED)}")
+        raise ValueError(f"{path} has no column {missing[0]!r}: it needs {', '.join(needed)}")
     return columns
 
 
 @styled
 def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
-    """Returns the curves of several runs: accuracy, and the losses.
+    """Returns the curves of several runs: accuracy or average precision, and the losses.
 
     Args:
         runs: The metrics of each run, by the name that the legend shows.
     """
     if not runs:
         raise ValueError("nothing to draw: pass the metrics of at least one run")
+    kinds = {_is_detector(metrics) for metrics in runs.values()}
+    if len(kinds) > 1:
+        raise ValueError("classifiers and detectors have no score in common: draw them apart")
+    draw = _draw_detector if kinds == {True} else _draw_classifier
     figure = new_figure(COLUMN, 8.6 + 0.4 * len(runs))
-    (accuracy,), (loss,) = panels(figure, 2, 1)
+    (score,), (loss,) = panels(figure, 2, 1)
     for number, (name, metrics) in enumerate(runs.items()):
         colour = COLOURS[number % len(COLOURS)]
         dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
-        epochs, top1 = _evaluated(metrics, "top1")
-        label = f"{name}, best {max(top1):.2f} %"
-        mark = "o" if len(epochs) == 1 else None
-        style: dict[str, Any] = {"color": colour, "marker": mark, "markersize": 3}
-        accuracy.plot(epochs, top1, dashes, label=label, **style)
-        loss.plot(*_evaluated(metrics, "val_loss"), dashes, **style)
-        loss.plot(metrics["epoch"], metrics["train_loss"], dashes, alpha=0.35, **style)
-    accuracy.set(ylabel="validation top-1, in %")
-    loss.set(xlabel="epoch", ylabel="loss (in training: pale)")
-    for axes in (accuracy, loss):
+        mark = "o" if len(metrics["epoch"]) == 1 else None
+        style: dict[str, Any] = {"color": colour, "marker": mark, "markersize": 3, "ls": dashes}
+        draw(score, loss, metrics, name, style)
+    for axes in (score, loss):
         axes.grid(axis="y")
         whole_ticks(axes.xaxis)
     figure.legend(loc="outside lower center")
     return figure
+
+
+def _draw_classifier(score: Any, loss: Any, metrics: Metrics, name: str, style: Any) -> None:
+    epochs, top1 = _evaluated(metrics, "top1")
+    best = max(top1, default=math.nan)
+    score.plot(epochs, top1, label=f"{name}, best {best:.2f} %", **style)
+    loss.plot(*_evaluated(metrics, "val_loss"), **style)
+    loss.plot(metrics["epoch"], metrics["train_loss"], alpha=_PALE, **style)
+    score.set(ylabel="validation top-1, in %")
+    loss.set(xlabel="epoch", ylabel="loss (in training: pale)")
+
+
+def _draw_detector(score: Any, loss: Any, metrics: Metrics, name: str, style: Any) -> None:
+    epochs, precision = _evaluated(metrics, "AP")
+    best = max(precision, default=math.nan)  # none where val has no objects
+    score.plot(epochs, precision, label=f"{name}, best AP {best:.3f}", **style)
+    score.plot(*_evaluated(metrics, "AP50"), alpha=_PALE, **style)
+    loss.plot(metrics["epoch"], metrics["train_loss"], **style)
+    score.set(ylabel="validation AP (AP50: pale)")
+    loss.set(xlabel="epoch", ylabel="loss in training")
+
+
+def _is_detector(columns: Metrics) -> bool:
+    return "AP" in columns
 
 
 def _number(cell: str) -> float:
