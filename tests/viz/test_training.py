@@ -68,6 +68,10 @@ def test_detectors_show_average_precision(tmp_path):
     assert drawn["a, best AP 0.200"] == [[2.0, 0.1], [3.0, 0.2]]
     assert [[2.0, 0.25], [3.0, 0.5]] in drawn.values()
     assert [line.get_ydata().tolist() for line in loss.lines] == [[17.0, 12.0, 11.0]]
+    assert all(line.get_marker() == "None" for line in score.lines)
+    alone = {name: values[:2] for name, values in metrics.items()}
+    score, loss = plot_training({"a": alone}).axes
+    assert [line.get_marker() for line in (*score.lines, *loss.lines)] == ["o", "o", "None"]
     classifier = read_metrics(write(tmp_path / "other", HEADER + LINES))
     with pytest.raises(ValueError, match="draw them apart"):
         plot_training({"a": metrics, "b": classifier})

@@ -61,12 +61,13 @@ def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
     for number, (name, metrics) in enumerate(runs.items()):
         colour = COLOURS[number % len(COLOURS)]
         dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
-        mark = "o" if len(metrics["epoch"]) == 1 else None
-        style: dict[str, Any] = {"color": colour, "marker": mark, "markersize": 3, "ls": dashes}
-        draw(score, loss, metrics, name, style)
+        draw(score, loss, metrics, name, {"color": colour, "linestyle": dashes})
     for axes in (score, loss):
         axes.grid(axis="y")
         whole_ticks(axes.xaxis)
+        for line in axes.lines:
+            if len(line.get_path()) == 1:  # no line to see
+                line.set(marker="o", markersize=3)
     figure.legend(loc="outside lower center")
     return figure
 
