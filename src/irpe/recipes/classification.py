@@ -130,7 +130,7 @@ def laptop() -> ClassifierConfig:
 
     Command: irpe train laptop --encoding product-contextual-k --absolute none
     Cost: 6 epochs of 6,000 images, about 40 seconds on 2 cores.
-    Score: 74.8 and 75.8 with two seeds (irpe ablate).
+    Score: 74.4 and 75.7 with two seeds (irpe ablate).
     """
     return ClassifierConfig(
         model="vit_tiny_patch16_224",
