@@ -129,12 +129,13 @@ class Trainer:
         self.raw = self.task.build().to(self.accelerator.device)
         self._check_directory()
         self.average = ModelEmaV3(self.raw, config.ema_decay) if config.ema_decay else None
+        one_pass: dict[str, Any] = {"fused": True} if config.optimizer == "adamw" else {}
         optimizer = create_optimizer_v2(
             self.task.groups(self.raw),
             opt=config.optimizer,
             lr=config.lr,
             weight_decay=config.weight_decay,
-            **({"fused": True} if config.optimizer == "adamw" else {}),  # one pass, not ten
+            **one_pass,
         )
         self.scheduler = self._make_scheduler(optimizer)
         model: Any = torch.compile(self.raw) if config.compile else self.raw
