@@ -21,7 +21,18 @@ def test_metrics_are_read_column_by_column(tmp_path):
     assert list(metrics) == HEADER.strip().split(",")
 
 
-@pytest.mark.parametrize("text", ["", HEADER, HEADER + "1,2\n", HEADER + "a,b,c,d,e,f,g\n", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        HEADER,
+        HEADER + "1,2\n",
+        HEADER + "a,b,c,d,e,f,g\n",
+        HEADER + ",0.1,2,1,1,1,1\n",
+        HEADER + "1,0.1,,1,1,1,1\n",
+        "\x00",
+    ],
+)
 def test_damaged_metrics_are_an_error_that_names_the_file(tmp_path, text):
     with pytest.raises(ValueError, match=r"metrics\.csv is damaged or empty"):
         read_metrics(write(tmp_path / "run", text))

@@ -16,6 +16,7 @@ METRICS = "metrics.csv"
 Metrics = Mapping[str, Sequence[float]]
 _CLASSIFIER = ("epoch", "train_loss", "val_loss", "top1")
 _DETECTOR = ("epoch", "train_loss", "AP", "AP50")
+_EACH_EPOCH = ("epoch", "train_loss")  # evaluated or not
 _DASHES = ("-", "--", ":", "-.")
 _PALE = 0.35
 
@@ -33,7 +34,7 @@ def read_metrics(run: str | os.PathLike[str]) -> dict[str, list[float]]:
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file, strict=True))
-        columns = {name: [_number(line[name]) for line in lines] for name in lines[0]}
+        columns = {name: [_number(name, line[name]) for line in lines] for name in lines[0]}
     except (csv.Error, IndexError, TypeError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path} is damaged or empty: {error}") from error
     needed = _DETECTOR if _is_detector(columns) else _CLASSIFIER
@@ -96,8 +97,8 @@ def _is_detector(columns: Metrics) -> bool:
     return "AP" in columns
 
 
-def _number(cell: str) -> float:
-    return float(cell) if cell != "" else math.nan
+def _number(name: str, cell: str) -> float:
+    return math.nan if cell == "" and name not in _EACH_EPOCH else float(cell)
 
 
 def _evaluated(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
