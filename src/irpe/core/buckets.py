@@ -1,23 +1,21 @@
 """Bucket maps: which row of the table each pair of tokens uses, the paper's I(i, j)."""
 
 import copy
-import functools
 import math
 import operator
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from irpe.core.constants import built_once, traced_as_constant
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.grid import Grid
 from irpe.core.index import Index
 from irpe.core.methods import METHODS
 
-_MAPS_KEPT = 16
 _ROWS_ALIKE = 4  # for each distinct row of the grid: fewer are not worth a second kind of map
 _ROWS_ALIKE_WITH_PREFIX = 8  # which takes one copy of all pairs more
 _WIDTH = 16  # keys in a row
@@ -117,6 +115,7 @@ def check_num_prefix_tokens(count: int) -> None:
         )
 
 
+@traced_as_constant
 def _constant_maps(
     spec: Encoding | str,
     shape: Sequence[int],
@@ -130,20 +129,12 @@ def _constant_maps(
     )
 
 
-# What torch.compiler.assume_constant_result does, without loading the compiler on import: a
-# compiled graph holds the finished maps instead of building them.
-_constant_maps._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
-@functools.lru_cache(maxsize=_MAPS_KEPT)
+@built_once(maxsize=16)
 def _cached_maps(
     method: str, index: Index | None, grid: Grid, num_prefix_tokens: int, device: torch.device
 ) -> tuple[BucketMap, ...]:
-    # The maps outlive the call, so they must be plain tensors whatever goes on around it. Modes
-    # (inference, tracing, default device) belong to a thread: a new one has none.
-    with ThreadPoolExecutor(max_workers=1) as fresh_thread:
-        maps = fresh_thread.submit(_build_maps, method, index, grid, num_prefix_tokens).result()
-        return fresh_thread.submit(lambda: tuple(item.to(device) for item in maps)).result()
+    maps = _build_maps(method, index, grid, num_prefix_tokens)
+    return tuple(bucket_map.to(device) for bucket_map in maps)
 
 
 def _build_maps(

@@ -4,11 +4,11 @@ Shaw's and Huang's are values of `RPESpec`. The others share what it tells: meth
 sharing, and the index on a grid.
 """
 
-import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from irpe.core.choices import did_you_mean
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Cut, Index
 from irpe.core.methods import METHODS
@@ -164,12 +164,12 @@ def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
     name, at, number = value.partition("@")
     if name in _NAMED:
         return _parse_named(name, number) if at else _NAMED[name][0]
-    if len(name.split("-")) == 3 and not _nearest(name, NAMES, 0.8):
+    if len(name.split("-")) == 3 and not did_you_mean(name, NAMES, 0.8):
         return RPESpec.parse(value)
     known = [*NAMES, *(f"{method}-{mode}-k" for method in METHODS for mode in reversed(MODES))]
     raise ValueError(
         f"encoding {value!r} is not known: write one of {', '.join(NAMES)}, or "
-        f"{GRAMMAR}{_nearest(name, known, 0.5)}"
+        f"{GRAMMAR}{did_you_mean(name, known, 0.5)}"
     )
 
 
@@ -198,8 +198,3 @@ def _parse_named(name: str, number: str) -> AnyEncoding:
     if not number.isdecimal():
         raise ValueError(f"encoding '{name}@{number}': {number!r} must be a whole number")
     return make(int(number))
-
-
-def _nearest(text: str, choices: Sequence[str], cutoff: float) -> str:
-    near = difflib.get_close_matches(text, choices, n=1, cutoff=cutoff)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,18 +1,16 @@
 """Sines and cosines of each axis: of positions (Eq. 4's fixed choice) or of offsets (Eq. 10)."""
 
-import functools
 import operator
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
+from irpe.core.constants import built_once, traced_as_constant
 from irpe.core.grid import Grid
 
 _LONGEST_WAVE = 10000.0
-_GRIDS_KEPT = 16
 
 
 def sinusoid(grid: Grid | Sequence[int], dim: int) -> Float[Tensor, "positions dim"]:
@@ -56,27 +54,20 @@ def offset_sinusoids(
     Args:
         grid: The shape of the grid.
         dim: The dimension of a head; a multiple of twice the number of axes.
-        device: Where the numbers are to be.
-        dtype: Their dtype.
+        device: Where the tensor is to be.
+        dtype: Its dtype.
     """
     shape = tuple(map(operator.index, grid.shape if isinstance(grid, Grid) else grid))
     return _constant_sinusoids(shape, dim, device, dtype)
 
 
+@traced_as_constant
 def _constant_sinusoids(
     shape: tuple[int, ...], dim: int, device: torch.device, dtype: torch.dtype
 ) -> Tensor:
     return _cached_sinusoids(Grid.of(shape), dim, device, dtype)
 
 
-# As for bucket maps: a compiled graph holds the numbers, and no mode of the caller leaves a trace.
-_constant_sinusoids._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
-@functools.lru_cache(maxsize=_GRIDS_KEPT)
+@built_once(maxsize=16)
 def _cached_sinusoids(grid: Grid, dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    def build() -> Tensor:
-        return sinusoid_of(grid.distinct_offsets().flatten(0, -2), dim).to(device, dtype)
-
-    with ThreadPoolExecutor(max_workers=1) as fresh_thread:
-        return fresh_thread.submit(build).result()
+    return sinusoid_of(grid.distinct_offsets().flatten(0, -2), dim).to(device, dtype)

@@ -1,9 +1,8 @@
 """What an encoding is: method, mode, targets, index function and sharing, as one value."""
 
-import difflib
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from irpe.core.choices import check_choice
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.core.methods import METHODS
@@ -35,8 +34,8 @@ class RPESpec:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        _check_choice("method", self.method, METHODS)
-        _check_choice("mode", self.mode, MODES)
+        check_choice("method", self.method, METHODS)
+        check_choice("mode", self.mode, MODES)
         _check_targets(self.targets)
         if self.mode == "bias" and self.targets != "k":
             raise ValueError(
@@ -89,14 +88,6 @@ class RPESpec:
     def __str__(self) -> str:
         options = (_TIED if self.tied else "") + ("" if self.shared_heads else _UNSHARED)
         return f"{self.method}-{self.mode}-{self.targets}@{self.index}{options}"
-
-
-def _check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    if value in choices:
-        return
-    near = difflib.get_close_matches(str(value), choices, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"{name} {value!r} is not one of {', '.join(choices)}{hint}")
 
 
 def _check_tied(tied: bool, targets: str) -> None:
