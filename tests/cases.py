@@ -29,18 +29,28 @@ class Case:
     dtype: torch.dtype = torch.float64
     mask: str | None = None
     seed: int = 0
+    is_rotated: bool = False
+    is_strided: bool = False
+    factor: float = 1.0
+    device: str = "cpu"
     tables: dict[str, list[torch.Tensor]] = field(init=False)
 
     def __post_init__(self):
         generator = torch.Generator().manual_seed(self.seed)
 
         def leaf(*shape):
-            numbers = torch.randn(shape, generator=generator, dtype=torch.float64)
-            return numbers.to(self.dtype).requires_grad_()
+            numbers = torch.randn(shape, generator=generator, dtype=torch.float64) * self.factor
+            return numbers.to(self.device, self.dtype).requires_grad_()
 
-        self.maps = bucket_maps(self.spec, self.grid, self.num_prefix_tokens)
-        tokens = self.maps[0].ids.shape[0]
-        self.q, self.k, self.v = (leaf(self.batch, self.heads, tokens, self.dim) for _ in range(3))
+        def tokens():
+            if not self.is_strided:
+                return leaf(self.batch, self.heads, num_tokens, self.dim)
+            packed = leaf(self.batch, num_tokens, self.heads, self.dim).detach()
+            return packed.transpose(1, 2).requires_grad_()
+
+        self.maps = bucket_maps(self.spec, self.grid, self.num_prefix_tokens, self.device)
+        num_tokens = self.maps[0].compact_ids.shape[0]
+        self.q, self.k, self.v = (tokens() for _ in range(3))
         table_heads = 1 if self.spec.shared_heads else self.heads
         rows = [(table_heads, m.num_buckets) for m in self.maps]
         if self.spec.mode == "bias":
@@ -51,16 +61,24 @@ class Case:
                 names[target]: [leaf(*shape, self.dim) for shape in rows]
                 for target in self.spec.targets
             }
+        self.unrotated = {}
+        if self.is_rotated:
+            self.unrotated = {"table_q": tokens(), "table_k": tokens()}
         self.attn_mask = None
         if self.mask == "boolean":
-            self.attn_mask = torch.rand(self.batch, 1, tokens, tokens, generator=generator) > 0.3
-            self.attn_mask[0, 0, 0] = False  # a query with no key left
+            mask = torch.rand(self.batch, 1, num_tokens, num_tokens, generator=generator) > 0.3
+            mask[:1, 0, 0] = False  # a query with no key left
+            self.attn_mask = mask.to(self.device)
+        if self.mask == "padding":
+            mask = torch.rand(self.batch, 1, 1, num_tokens, generator=generator) > 0.3
+            self.attn_mask = mask.to(self.device)
         if self.mask == "additive":
-            self.attn_mask = leaf(self.heads, tokens, tokens)
+            self.attn_mask = leaf(self.heads, num_tokens, num_tokens)
         self.grad_out = leaf(*self.q.shape).detach()
 
     def leaves(self):
-        leaves = [self.q, self.k, self.v, *(t for ts in self.tables.values() for t in ts)]
+        tables = [t for ts in self.tables.values() for t in ts]
+        leaves = [self.q, self.k, self.v, *tables, *self.unrotated.values()]
         return [*leaves, self.attn_mask] if self.mask == "additive" else leaves
 
     def attention(self, impl, **arguments):
@@ -70,6 +88,7 @@ class Case:
             self.v,
             self.maps,
             **self.tables,
+            **self.unrotated,
             attn_mask=self.attn_mask,
             impl=impl,
             **arguments,
@@ -77,4 +96,32 @@ class Case:
 
     def output_and_gradients(self, impl):
         out = self.attention(impl)
-        return [out, *torch.autograd.grad(out, self.leaves(), self.grad_out)]
+        found = torch.autograd.grad(out, self.leaves(), self.grad_out, allow_unused=True)
+        return [out, *found]
+
+    def in_float64(self):
+        """The same problem with the same numbers, computed in float64."""
+        wide = Case(**{**self.arguments(), "dtype": torch.float64})
+
+        def widened(x):
+            return x.detach().double().requires_grad_()
+
+        wide.q, wide.k, wide.v = (widened(x) for x in (self.q, self.k, self.v))
+        wide.tables = {name: [widened(t) for t in ts] for name, ts in self.tables.items()}
+        wide.unrotated = {name: widened(x) for name, x in self.unrotated.items()}
+        if self.attn_mask is not None and self.attn_mask.is_floating_point():
+            wide.attn_mask = widened(self.attn_mask)
+        wide.grad_out = self.grad_out.double()
+        return wide
+
+    def arguments(self):
+        made = ("tables",)
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in made}
+
+
+def assert_all_close(actual, expected, tolerance):
+    for a, e in zip(actual, expected, strict=True):
+        if e is None:
+            assert a is None or not a.any()
+            continue
+        torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)

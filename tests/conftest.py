@@ -1,21 +1,24 @@
 """Shapes in signatures are checked at run time in the tests, and only there.
 
 The modules below work on arguments that the public functions have checked already; those speak for
-themselves when something is wrong. The compiler does not trace through the checks, so the module
-that it traces, `irpe.ops.impl.fused`, goes without.
+themselves when something is wrong. The compiler does not trace through the checks, so the modules
+that it traces go without.
 """
 
+import pytest
+import torch
 from jaxtyping import install_import_hook
 
 install_import_hook(
-    [
-        "irpe.core.methods",
-        "irpe.ops.blockwise",
-        "irpe.ops.impl.efficient",
-        "irpe.ops.impl.reference",
-        "irpe.ops.lookup",
-        "irpe.ops.masking",
-        "irpe.ops.terms",
-    ],
+    ["irpe.core.methods", "irpe.ops.impl.reference", "irpe.ops.impl.blockwise.passes"],
     "beartype.beartype",
 )
+
+
+def pytest_collection_modifyitems(items):
+    """Skips what needs a GPU where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("cuda"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available()"))

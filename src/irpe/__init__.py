@@ -10,17 +10,12 @@ from irpe.adapters.keep import load_equipped, save_equipped
 from irpe.adapters.report import parameter_groups, summary
 from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.encodings import parse_encoding
+from irpe.core.encodings.spec import RPESpec
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise
-from irpe.core.spec import RPESpec
 from irpe.nn.attention import RPEAttention
 from irpe.nn.encoding import RelativePositionEncoding
-from irpe.ops.attention import (
-    automatic_impl,
-    rpe_attention,
-    rpe_attention_weights,
-    rpe_scores,
-)
+from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 from irpe.ops.flops import register_flop_formulas
 
 if TYPE_CHECKING:
@@ -36,9 +31,9 @@ __all__ = [
     "RPEAttention",
     "RPESpec",
     "RelativePositionEncoding",
-    "automatic_impl",
     "bucket_maps",
     "equip",
+    "explain",
     "load_equipped",
     "parameter_groups",
     "parse_encoding",

@@ -6,7 +6,6 @@ from cases import Case
 from torch.utils.flop_counter import FlopCounterMode
 
 from irpe import Clip, RPESpec
-from irpe.ops.impl import fused
 
 
 def count(run):
@@ -26,29 +25,29 @@ def test_forward_counts_attention_and_one_product_per_used_row(method, targets, 
     assert used == rows
     with torch.no_grad():
         expected = 2 * tokens * (2 * 57 + used)
-        assert count(lambda: case.attention("fused")) == expected
-        assert count(lambda: case.attention("efficient")) == expected
+        assert count(lambda: case.attention("blockwise")) == expected
+        assert count(lambda: case.attention("plain")) == expected
+        assert count(lambda: case.attention("whole")) == expected
 
 
 def test_direct_form_counts_the_pairs():
     case = Case(RPESpec(index=Clip(20)), (3, 5), 1, batch=1, heads=2, dim=8)
     assert case.maps[0].num_used_buckets == 46
     with torch.no_grad():
-        assert count(lambda: case.attention("fused")) == 2 * (2 * 16 * 8) * (2 * 16 + 16)
+        assert count(lambda: case.attention("blockwise")) == 2 * (2 * 16 * 8) * (2 * 16 + 16)
 
 
 def test_bias_adds_nothing():
     case = Case(RPESpec(mode="bias"), (7, 8), 1, batch=2, heads=3, dim=8)
     with torch.no_grad():
-        assert count(lambda: case.attention("fused")) == 2 * (2 * 3 * 57 * 8) * (2 * 57)
+        assert count(lambda: case.attention("blockwise")) == 2 * (2 * 3 * 57 * 8) * (2 * 57)
 
 
-@pytest.mark.parametrize("keeps", [True, False])
-def test_backward_counts_two_products_per_table_and_what_it_repeats(keeps, monkeypatch):
-    monkeypatch.setattr(fused, "_keeps_weights", lambda *_: keeps)
-    case = Case(RPESpec(targets="qkv"), (7, 8), 1, batch=2, heads=3, dim=8)
-    out = case.attention("fused")
-    tokens, used = 2 * 3 * 57 * 8, case.maps[0].num_used_buckets
-    repeated = 0 if keeps else 57 + 2 * used
+@pytest.mark.parametrize(("impl", "dim"), [("whole", 8), ("blockwise", 8), ("blockwise", 2)])
+def test_backward_counts_two_products_per_table_and_what_it_repeats(impl, dim):
+    case = Case(RPESpec(targets="qkv"), (7, 8), 1, batch=2, heads=3, dim=dim)
+    out = case.attention(impl)
+    tokens, used = 2 * 3 * 57 * dim, case.maps[0].num_used_buckets
+    repeated = 0 if 16 * dim >= 57 else 57 + 2 * used  # where the weights were not kept
     flops = count(lambda: torch.autograd.grad(out, case.leaves(), case.grad_out))
     assert flops == 2 * tokens * (4 * 57 + 6 * used + repeated)

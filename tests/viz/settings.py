@@ -3,8 +3,8 @@
 import random
 
 import irpe
+from irpe.core.encodings.spec import TARGETS
 from irpe.core.methods import METHODS
-from irpe.core.spec import TARGETS
 
 
 def as_page_spec(spec):

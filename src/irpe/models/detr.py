@@ -5,8 +5,8 @@ import re
 from torch import Tensor, nn
 
 from irpe.adapters.equip import equip
+from irpe.core.encodings.spec import RPESpec
 from irpe.core.index import Piecewise
-from irpe.core.spec import RPESpec
 from irpe.extras import require
 
 _NAME = re.compile(r"rpe-(\d+(?:\.\d+)?)-(product|cross)-(ctx|bias)-([01])-([qkv]+)")

@@ -26,6 +26,7 @@ class RPEAttention(nn.Module):
         ndim: The number of axes of the grid.
         device: Where the parameters are made.
         dtype: The parameters' dtype.
+        impl: As in `irpe.rpe_attention`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class RPEAttention(nn.Module):
         ndim: int = 2,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        impl: str = "auto",
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
@@ -48,7 +50,7 @@ class RPEAttention(nn.Module):
         self.attn_drop = attn_drop
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
         self.rpe = RelativePositionEncoding(
-            spec, num_heads, dim // num_heads, num_prefix_tokens, ndim, device, dtype
+            spec, num_heads, dim // num_heads, num_prefix_tokens, ndim, device, dtype, impl
         )
         self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)

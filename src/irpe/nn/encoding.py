@@ -1,24 +1,26 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
 from collections.abc import Sequence
+from typing import TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
-from irpe.core.encodings import AxialDeepLab, Encoding, Sasa, TransformerXL, attention_encoding
+from irpe.core.encodings import Encoding, attention_encoding
+from irpe.core.encodings.encoding import ROLES, AttentionArguments, HeadSize
 from irpe.core.grid import Grid
-from irpe.core.sinusoid import offset_sinusoids
-from irpe.ops.attention import rpe_attention, rpe_attention_weights, rpe_scores
-from irpe.ops.derive import axial_deeplab_tables, transformer_xl_arguments
-from irpe.ops.shapes import Mask, Pairs, Tokens
+from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
+from irpe.ops.choose import Explanation, check_impl
+from irpe.ops.shapes import Mask, Scores, Tokens
 
 
 class RelativePositionEncoding(nn.Module):
     """The tables of an encoding for one attention, all zero at the start.
 
-    Transformer-XL's encoding has no tables: it learns `projection`, `content_shift`,
-    `position_shift` and `prefix_rows` (W^R, u and v of Eq. 10, and the row of prefix tokens).
+    What is learned, its shapes and initial values are the encoding's own
+    (`irpe.core.encodings`): lists of tables, or for Transformer-XL `projection`, `content_shift`,
+    `position_shift` and `prefix_rows`.
 
     Called with queries, keys and values that are split into heads, it stands where a model calls
     `scaled_dot_product_attention`.
@@ -31,6 +33,7 @@ class RelativePositionEncoding(nn.Module):
         ndim: The number of axes of the grid.
         device: Where the tables are made.
         dtype: The tables' dtype.
+        impl: As in `irpe.rpe_attention`.
     """
 
     query_tables: nn.ParameterList
@@ -47,43 +50,38 @@ class RelativePositionEncoding(nn.Module):
         ndim: int = 2,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
+        impl: str = "auto",
     ) -> None:
         super().__init__()
         check_num_prefix_tokens(num_prefix_tokens)
+        check_impl(impl)
         self.spec = attention_encoding(spec)
-        self.num_prefix_tokens = num_prefix_tokens
-        self.ndim = ndim
-        heads = 1 if self.spec.shared_heads else num_heads
-        rows = self.spec.num_buckets(ndim, num_prefix_tokens)
-        targets = self.spec.targets if self.spec.mode == "contextual" else ""
-        width = head_dim
-
-        def learned(*shape: int) -> nn.Parameter:
-            return nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
-
-        def tables(is_present: bool, *row_shape: int) -> nn.ParameterList:
-            counts = rows if is_present else ()
-            return nn.ParameterList(learned(heads, count, *row_shape) for count in counts)
-
-        if isinstance(self.spec, TransformerXL):
-            _check_divisible(head_dim, 2 * ndim, self.spec)
-            targets = ""
-            self.projection = learned(head_dim, head_dim)
-            self.content_shift, self.position_shift = learned(head_dim), learned(head_dim)
-            self.prefix_rows = learned(*rows, head_dim) if num_prefix_tokens else None
-        elif isinstance(self.spec, Sasa):
-            _check_divisible(head_dim, ndim, self.spec)
-            width = head_dim // ndim
-        self.query_tables = tables("q" in targets and not self.spec.tied, width)
-        self.key_tables = tables("k" in targets, width)
-        self.value_tables = tables("v" in targets, width)
-        self.bias_tables = tables(self.spec.mode == "bias")
+        self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
+        self.impl = impl
+        for role in (*ROLES.values(), "bias_tables"):
+            setattr(self, role, nn.ParameterList())
+        for name, shape in self.spec.parameter_shapes(self.size).items():
+            parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+            role, in_list, _ = name.partition(".")
+            if in_list:
+                getattr(self, role).append(parameter)
+            else:
+                self.register_parameter(name, parameter)
         self.reset_parameters()
 
+    @property
+    def num_prefix_tokens(self) -> int:
+        """How many tokens stand before the patches."""
+        return self.size.num_prefix_tokens
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes of the grid."""
+        return self.size.ndim
+
     def reset_parameters(self) -> None:
-        """Sets all tables to zero: attention is then what it is without an encoding."""
-        for table in self.parameters():
-            nn.init.zeros_(table)
+        """Sets what is learned to its initial values: attention is then as without an encoding."""
+        self.spec.initialize(dict(self.named_parameters()))
 
     def forward(
         self,
@@ -95,21 +93,23 @@ class RelativePositionEncoding(nn.Module):
         attn_mask: Mask | None = None,
         dropout_p: float = 0.0,
         scale: float | None = None,
-        impl: str = "auto",
+        impl: str | None = None,
     ) -> Tokens:
-        """Returns attention with the encoding; arguments as in `irpe.rpe_attention`."""
-        maps = self.maps(grid, q.device)
-        shift, tables = self._arguments(grid, q.device)
+        """Returns attention with the encoding.
+
+        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given.
+        """
+        maps, arguments = self._on(grid, q.device)
         return rpe_attention(
-            q if shift is None else q + shift.to(q.dtype),
+            _shifted(q, arguments.query_shift),
             k,
             v,
             maps,
-            **tables,
+            **arguments.tables,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
             scale=scale,
-            impl=impl,
+            impl=self.impl if impl is None else impl,
         )
 
     def weights(
@@ -120,30 +120,28 @@ class RelativePositionEncoding(nn.Module):
         grid: Grid | Sequence[int],
         attn_mask: Mask | None = None,
         scale: float | None = None,
-    ) -> Pairs:
+    ) -> Scores:
         """Returns the attention weights a_ij."""
-        maps = self.maps(grid, q.device)
-        shift, tables = self._arguments(grid, q.device)
-        tables.pop("value_tables", None)
-        return rpe_attention_weights(
-            q if shift is None else q + shift.to(q.dtype),
-            k,
-            maps,
-            **tables,
-            attn_mask=attn_mask,
-            scale=scale,
-        )
+        maps, arguments = self._on(grid, q.device)
+        tables = _of_scores(arguments)
+        q = _shifted(q, arguments.query_shift)
+        return rpe_attention_weights(q, k, maps, **tables, attn_mask=attn_mask, scale=scale)
 
-    def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Pairs:
+    def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Scores:
         """Returns b_ij, what the encoding adds to the scores before they are scaled."""
-        maps = self.maps(grid, q.device)
-        shift, tables = self._arguments(grid, q.device)
-        tables.pop("value_tables", None)
+        maps, arguments = self._on(grid, q.device)
+        shift = arguments.query_shift
+        scores = rpe_scores(_shifted(q, shift), k, maps, **_of_scores(arguments))
         if shift is None:
-            return rpe_scores(q, k, maps, **tables)
-        shift = shift.to(q.dtype)
-        of_contents = (k @ shift).unsqueeze(-2)  # u k_j, the same for every query
-        return rpe_scores(q + shift, k, maps, **tables) + of_contents
+            return scores
+        return scores + (k @ shift.to(k.dtype)).unsqueeze(-2)  # u k_j, the same for every query
+
+    def explain(
+        self, q: Tokens, k: Tokens, v: Tokens, *, grid: Grid | Sequence[int]
+    ) -> Explanation:
+        """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
+        maps, arguments = self._on(grid, q.device)
+        return explain(q, k, v, maps, **arguments.tables)
 
     def maps(
         self, grid: Grid | Sequence[int], device: torch.device | str = "cpu"
@@ -157,36 +155,35 @@ class RelativePositionEncoding(nn.Module):
             )
         return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
 
-    def _arguments(
+    def _on(
         self, grid: Grid | Sequence[int], device: torch.device
-    ) -> tuple[Tensor | None, dict[str, list[Tensor]]]:
-        """Returns what is added to the queries, if anything, and the tables of attention."""
-        if isinstance(self.spec, TransformerXL):
-            dim, dtype = self.projection.shape[0], self.projection.dtype
-            return transformer_xl_arguments(
-                offset_sinusoids(grid, dim, device, dtype),
-                self.projection,
-                self.prefix_rows,
-                self.content_shift,
-                self.position_shift,
-            )
-        names = ("query_tables", "key_tables", "value_tables", "bias_tables")
-        tables: dict[str, list[Tensor]] = {name: list(getattr(self, name)) for name in names}
-        if self.spec.tied:  # Eq. 11: p_ij is shared by queries and keys
-            tables["query_tables"] = tables["key_tables"]
-        if isinstance(self.spec, AxialDeepLab):
-            has_prefix = self.num_prefix_tokens > 0
-            tables = {name: axial_deeplab_tables(tables[name], has_prefix) for name in names}
-        return None, tables
+    ) -> tuple[tuple[BucketMap, ...], AttentionArguments]:
+        """Returns the maps and the arguments of attention on a grid."""
+        maps = self.maps(grid, device)
+        parameters = dict(self.named_parameters())
+        return maps, self.spec.arguments_on(grid, parameters, self.size)
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""
-        return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}"
+        impl = "" if self.impl == "auto" else f", impl={self.impl!r}"
+        return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
 
 
-def _check_divisible(head_dim: int, parts: int, spec: Encoding) -> None:
-    if head_dim % parts:
-        raise ValueError(
-            f"{spec}: heads of dimension {head_dim} cannot be shared by the axes of the grid: it "
-            f"must be a multiple of {parts}"
-        )
+def _shifted(q: Tokens, shift: Tensor | None) -> Tokens:
+    return q if shift is None else q + shift.to(q.dtype)
+
+
+class _ScoreTables(TypedDict):
+    query_tables: list[Tensor]
+    key_tables: list[Tensor]
+    bias_tables: list[Tensor]
+
+
+def _of_scores(arguments: AttentionArguments) -> _ScoreTables:
+    """Returns the tables that scores depend on."""
+    tables = arguments.tables
+    return {
+        "query_tables": tables.get("query_tables", []),
+        "key_tables": tables.get("key_tables", []),
+        "bias_tables": tables.get("bias_tables", []),
+    }

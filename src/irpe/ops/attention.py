@@ -1,29 +1,24 @@
-"""`rpe_attention`: checks its arguments, then hands them to one of the implementations."""
+"""`rpe_attention`: check the arguments, build the call, choose an implementation, run it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from irpe.core.buckets import BucketMap
-from irpe.ops.checks import check_arguments
-from irpe.ops.impl import efficient, folded, fused, reference
-from irpe.ops.precision import compute_dtype, without_autocast
-from irpe.ops.shapes import Mask, Pairs, ScalarTable, Tokens, VectorTable
-from irpe.ops.tables import Tables
-
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
-    "reference": reference.attention,
-    "efficient": efficient.attention,
-    "fused": fused.attention,
-    "folded": folded.attention,
-}
+from irpe.ops.call import AttentionCall, Tables
+from irpe.ops.checks import check_arguments, check_has_tables
+from irpe.ops.choose import Explanation, explain_choice, select
+from irpe.ops.impl import reference
+from irpe.ops.precision import accumulation_dtype, compute_dtype, without_autocast
+from irpe.ops.shapes import Keys, Mask, ScalarTable, Scores, Tokens, VectorTable
 
 
 def rpe_attention(
     q: Tokens,
-    k: Tokens,
-    v: Tokens,
+    k: Keys,
+    v: Keys,
     maps: Sequence[BucketMap],
     *,
     query_tables: Sequence[VectorTable] | None = None,
@@ -33,12 +28,14 @@ def rpe_attention(
     attn_mask: Mask | None = None,
     dropout_p: float = 0.0,
     scale: float | None = None,
+    table_q: Tokens | None = None,
+    table_k: Keys | None = None,
     impl: str = "auto",
 ) -> Tokens:
     """Returns attention with relative position encodings, Eq. 5 and 13-17.
 
-    The tables of a role are as wide as a head and what they give is added up, or they are narrower
-    and lie side by side in it, so that their widths add up to its dimension (Eq. 12).
+    The tables of one role either all have the head dimension and are summed, or split it between
+    them (concatenation, Eq. 12).
 
     Args:
         q: Queries, as they enter the dot product.
@@ -49,33 +46,28 @@ def rpe_attention(
         key_tables: r^K, one table per map, multiplied with the queries.
         value_tables: r^V, one table per map, added to the values.
         bias_tables: Scalars, one table per map, added to the scores before they are scaled.
-        attn_mask: True where a key takes part, or numbers to add to the scaled scores; it may be
-            broadcast to (batch, heads, tokens, tokens).
+        attn_mask: True where a key takes part, or scores to add to the scaled ones; it may be
+            broadcast to (batch, heads, queries, keys).
         dropout_p: The probability with which an attention weight is dropped.
-        scale: What the scores are multiplied with; 1 / sqrt(dim) if not given.
-        impl: "auto" (see `automatic_impl`), or the name of one of `IMPLEMENTATIONS`, which is then
-            used or refused, never replaced.
+        scale: The factor of the scores; 1 / sqrt(dim) if not given.
+        table_q: The queries that the key tables meet, where these are not q: q before a rotation.
+        table_k: The keys that the query tables meet, where these are not k: k before a rotation.
+        impl: "auto", or the name of an implementation, which is then used or refused, never
+            replaced; `irpe.explain` tells which one a call takes.
     """
-    maps, tables = tuple(maps), _tables(query_tables, key_tables, value_tables, bias_tables)
-    check_arguments(q, k, v, maps, tables, attn_mask, dropout_p)
-    if not any(tables.roles()):
-        raise ValueError(
-            "no tables: pass query_tables, key_tables, value_tables or bias_tables; attention "
-            "without an encoding is torch.nn.functional.scaled_dot_product_attention"
-        )
-    if impl != "auto" and impl not in IMPLEMENTATIONS:
-        raise ValueError(f"impl {impl!r} is not one of auto, {', '.join(IMPLEMENTATIONS)}")
-    dtype = compute_dtype(q)
-    mask = _four_dimensional(attn_mask, dtype)
-    q, k, v, tables = q.to(dtype), k.to(dtype), v.to(dtype), tables.to(dtype)
-    attention = IMPLEMENTATIONS[automatic_impl() if impl == "auto" else impl]
+    call = _build_call(
+        q, k, v, maps, Tables.of(query_tables, key_tables, value_tables, bias_tables),
+        attn_mask, dropout_p, scale, table_q, table_k, compute_dtype(q),
+    )  # fmt: skip
+    check_has_tables(call.tables)
+    implementation = select(call, impl)
     with without_autocast(q):
-        return attention(q, k, v, maps, tables, mask, dropout_p, _scale(scale, q))
+        return implementation.attention(call)
 
 
 def rpe_attention_weights(
     q: Tokens,
-    k: Tokens,
+    k: Keys,
     maps: Sequence[BucketMap],
     *,
     query_tables: Sequence[VectorTable] | None = None,
@@ -83,44 +75,74 @@ def rpe_attention_weights(
     bias_tables: Sequence[ScalarTable] | None = None,
     attn_mask: Mask | None = None,
     scale: float | None = None,
-) -> Pairs:
+    table_q: Tokens | None = None,
+    table_k: Keys | None = None,
+) -> Scores:
     """Returns the attention weights a_ij of Eq. 2; arguments as in `rpe_attention`."""
-    maps, tables = tuple(maps), _tables(query_tables, key_tables, None, bias_tables)
-    check_arguments(q, k, k, maps, tables, attn_mask, 0.0)
-    mask = _four_dimensional(attn_mask, q.dtype)
-    return reference.attention_weights(q, k, maps, tables.to(q.dtype), mask, _scale(scale, q))
+    call = _build_call(
+        q, k, k, maps, Tables.of(query_tables, key_tables, None, bias_tables),
+        attn_mask, 0.0, scale, table_q, table_k, accumulation_dtype(q.dtype),
+    )  # fmt: skip
+    return reference.attention_weights(call).to(q.dtype)
 
 
 def rpe_scores(
     q: Tokens,
-    k: Tokens,
+    k: Keys,
     maps: Sequence[BucketMap],
     *,
     query_tables: Sequence[VectorTable] | None = None,
     key_tables: Sequence[VectorTable] | None = None,
     bias_tables: Sequence[ScalarTable] | None = None,
-) -> Pairs:
+) -> Scores:
     """Returns b_ij of Eq. 13, what the encoding adds to the scores before they are scaled."""
-    maps, tables = tuple(maps), _tables(query_tables, key_tables, None, bias_tables)
-    check_arguments(q, k, k, maps, tables, None, 0.0)
-    return reference.position_scores(q, k, maps, tables.to(q.dtype))
+    call = _build_call(
+        q, k, k, maps, Tables.of(query_tables, key_tables, None, bias_tables),
+        None, 0.0, None, None, None, accumulation_dtype(q.dtype),
+    )  # fmt: skip
+    return reference.position_scores(call).to(q.dtype)
 
 
-def automatic_impl() -> str:
-    """Returns the implementation that "auto" stands for: exporters get operations they know."""
-    return "efficient" if torch.compiler.is_exporting() else "fused"
+def explain(
+    q: Tokens, k: Keys, v: Keys, maps: Sequence[BucketMap], **arguments: Any
+) -> Explanation:
+    """Returns which implementation `rpe_attention` takes for a call, and why no other.
+
+    Print it; nothing is computed. All arguments are those of `rpe_attention`, `impl` excepted.
+    """
+    names = ("query_tables", "key_tables", "value_tables", "bias_tables")
+    tables = Tables.of(*(arguments.pop(name, None) for name in names))
+    mask, dropout_p = arguments.pop("attn_mask", None), arguments.pop("dropout_p", 0.0)
+    scale, table_q, table_k = (arguments.pop(n, None) for n in ("scale", "table_q", "table_k"))
+    call = _build_call(
+        q, k, v, maps, tables, mask, dropout_p, scale, table_q, table_k, compute_dtype(q)
+    )
+    if arguments:
+        raise TypeError(f"{', '.join(arguments)}: not an argument of a call that can be explained")
+    check_has_tables(tables)
+    return explain_choice(call)
 
 
-def _tables(*roles: Sequence[Tensor] | None) -> Tables:
-    return Tables(*(tuple(role or ()) for role in roles))
-
-
-def _scale(scale: float | None, q: Tensor) -> float:
-    return q.shape[-1] ** -0.5 if scale is None else float(scale)
-
-
-def _four_dimensional(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if mask is None:
-        return None
-    mask = mask[(None,) * (4 - mask.ndim)]
-    return mask if mask.dtype == torch.bool else mask.to(dtype)
+def _build_call(
+    q: Tokens,
+    k: Keys,
+    v: Keys,
+    maps: Sequence[BucketMap],
+    tables: Tables,
+    mask: Mask | None,
+    dropout_p: float,
+    scale: float | None,
+    table_q: Tokens | None,
+    table_k: Keys | None,
+    dtype: torch.dtype,
+) -> AttentionCall:
+    call = AttentionCall(
+        q, k, v, tuple(maps), tables, mask, dropout_p,
+        q.shape[-1] ** -0.5 if scale is None else scale,
+        q if table_q is None else table_q,
+        k if table_k is None else table_k,
+    )  # fmt: skip
+    check_arguments(call)
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.ndim)]
+    return replace(call, mask=mask, scale=float(call.scale)).to(dtype)

@@ -4,7 +4,7 @@ With n tokens, h heads of dimension d, and k rows of a table that are used on th
 
 - a table of vectors costs h n d min(k, n): Eq. 27 over the used rows, or over all pairs if they are
   fewer (Eq. 26); a bias costs nothing, it is looked up and added
-- SASA's tables have a share of d each; Transformer-XL projects its sines, d^2 for each offset
+- an encoding that differs says so itself (`extra_macs` in `irpe.core.encodings`)
 - tables that are folded into the heads of an unmodified attention (`irpe.ops.impl.folded`) widen
   them: h n^2 for each further dimension, for queries with keys and for weights with values
 - CPVT costs nine products for each number of a patch token
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from irpe.core.encodings import Sasa, TransformerXL
+from irpe.core.grid import Grid
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.nn.generator import PositionGenerator
 
@@ -66,20 +66,6 @@ def extra_macs(call: Call) -> int:
     if isinstance(call.module, PositionGenerator):
         batch, _, dim = call.shape
         return batch * math.prod(call.grid) * dim * call.module.weight[0].numel()
-    spec, maps = call.module.spec, call.module.maps(call.grid)
     tokens = call.shape[2]
-    macs = _table_macs(call, [min(m.num_used_buckets, tokens) for m in maps])
-    if isinstance(spec, TransformerXL):
-        offsets = math.prod(2 * size - 1 for size in call.grid)
-        macs += offsets * call.shape[-1] ** 2
-    return macs
-
-
-def _table_macs(call: Call, rows: list[int]) -> int:
-    assert isinstance(call.module, RelativePositionEncoding)
-    spec = call.module.spec
-    if spec.mode == "bias":
-        return 0
-    batch, heads, tokens, dim = call.shape
-    width = dim // len(rows) if isinstance(spec, Sasa) else dim
-    return len(spec.targets) * batch * heads * tokens * width * sum(rows)
+    rows = [min(m.num_used_buckets, tokens) for m in call.module.maps(call.grid)]
+    return call.module.spec.extra_macs(call.shape, Grid.of(call.grid), rows)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from irpe.core.buckets import BucketMap, bucket_maps
+from irpe.core.encodings.spec import RPESpec
 from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
-from irpe.core.spec import RPESpec
 from irpe.viz.canvas import (
     COLUMN,
     SEQUENTIAL,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from irpe.core.encodings import Encoding
+from irpe.core.encodings.spec import TARGETS, RPESpec
 from irpe.core.index import Clip
 from irpe.core.methods import METHODS
-from irpe.core.spec import TARGETS, RPESpec
 from irpe.viz.buckets import check_image_grid
 from irpe.viz.capture import CapturedAttention
 from irpe.viz.tables import table_images

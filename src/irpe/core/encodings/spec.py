@@ -1,8 +1,19 @@
 """What an encoding is: method, mode, targets, index function and sharing, as one value."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from irpe.core.choices import check_choice
+from irpe.core.encodings.encoding import (
+    AttentionArguments,
+    HeadSize,
+    tables_by_role,
+    vector_table_macs,
+    vector_table_shapes,
+    zero_parameters,
+)
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.core.methods import METHODS
@@ -84,6 +95,34 @@ class RPESpec:
         """Returns the rows of each table, the prefix row included where there is one."""
         rows = METHODS[self.method].num_buckets(self.index_function.max_index, ndim)
         return tuple(count + (num_prefix_tokens > 0) for count in rows)
+
+    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+        """Returns one table per bucket map for each target, or one of scalars."""
+        heads_or_1 = 1 if self.shared_heads else size.num_heads
+        rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
+        if self.mode == "bias":
+            return {f"bias_tables.{n}": (heads_or_1, count) for n, count in enumerate(rows)}
+        targets = self.targets.replace("q", "") if self.tied else self.targets
+        return vector_table_shapes(targets, rows, heads_or_1, size.head_dim)
+
+    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sets the parameters to zero."""
+        zero_parameters(parameters)
+
+    def arguments_on(
+        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+    ) -> AttentionArguments:
+        """Returns the tables, the same on every grid."""
+        tables = tables_by_role(parameters)
+        if self.tied:  # Eq. 11: p_ij is shared by queries and keys
+            tables["query_tables"] = tables.get("key_tables", [])
+        return AttentionArguments(tables)
+
+    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
+        """Returns the cost of Eq. 27 for each target; a bias is gathered and added, no product."""
+        if self.mode == "bias":
+            return 0
+        return vector_table_macs(self.targets, shape, shape[-1], used_rows)
 
     def __str__(self) -> str:
         options = (_TIED if self.tied else "") + ("" if self.shared_heads else _UNSHARED)

@@ -1,0 +1,80 @@
+"""Axial-DeepLab's position-sensitive terms on standard self-attention (section 3.1)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from irpe.core.encodings.encoding import (
+    AttentionArguments,
+    HeadSize,
+    check_whole_number,
+    tables_by_role,
+    vector_table_macs,
+    vector_table_shapes,
+    zero_parameters,
+)
+from irpe.core.grid import Grid
+from irpe.core.index import Cut, Index
+
+
+@dataclass(frozen=True)
+class AxialDeepLab:
+    """Axial-DeepLab's position-sensitive terms: q, k and v, per axis, zero beyond a threshold.
+
+    With r^q, r^k, r^v its terms for the row and for the column offset:
+    e_ij = (q_i k_j + q_i r^q_ij + k_j r^k_ij) / sqrt(d), z_i = sum_j a_ij (v_j + r^v_ij).
+    They are the tables of keys, queries and values in this order.
+
+    Args:
+        threshold: The longest offset along an axis that has a row.
+    """
+
+    threshold: int = 3
+    method: ClassVar[str] = "cross"
+    mode: ClassVar[str] = "contextual"
+    targets: ClassVar[str] = "qkv"
+
+    def __post_init__(self) -> None:
+        check_whole_number("threshold", self.threshold, 1)
+
+    def index_on(self, grid: Grid) -> Index:
+        """Returns the identity up to the threshold, with one index for everything beyond."""
+        return Cut(self.threshold)
+
+    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+        """Returns the learned rows of each table, the prefix row included where there is one."""
+        return (2 * self.threshold + 1 + (num_prefix_tokens > 0),) * ndim
+
+    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+        """Returns a table of each role for each axis, for all heads."""
+        rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
+        return vector_table_shapes(self.targets, rows, 1, size.head_dim)
+
+    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sets the parameters to zero."""
+        zero_parameters(parameters)
+
+    def arguments_on(
+        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+    ) -> AttentionArguments:
+        """Returns the learned rows with rows of zeros for the offsets beyond the threshold."""
+        has_prefix = size.num_prefix_tokens > 0
+
+        def with_zeros(table: Tensor) -> Tensor:
+            patches, prefix = table.split([table.shape[1] - has_prefix, int(has_prefix)], dim=1)
+            return torch.cat([F.pad(patches, (0, 0, 1, 1)), prefix], dim=1)
+
+        return AttentionArguments(
+            tables_by_role({name: with_zeros(table) for name, table in parameters.items()})
+        )
+
+    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
+        """Returns the cost of Eq. 27 for three roles."""
+        return vector_table_macs(self.targets, shape, shape[-1], used_rows)
+
+    def __str__(self) -> str:
+        return f"axial-deeplab@{self.threshold}"

@@ -1,0 +1,149 @@
+"""What an encoding answers for itself, so that modules and cost formulas ask and do not know it."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, TypedDict, cast
+
+from torch import Tensor, nn
+
+from irpe.core.grid import Grid
+from irpe.core.index import Index
+
+ROLES = {"q": "query_tables", "k": "key_tables", "v": "value_tables"}
+
+
+class HeadSize(NamedTuple):
+    """The sizes that the parameters of one attention depend on.
+
+    Args:
+        num_heads: The heads of the attention.
+        head_dim: The dimension of one head.
+        num_prefix_tokens: How many tokens stand before the patches.
+        ndim: The number of axes of the grid.
+    """
+
+    num_heads: int
+    head_dim: int
+    num_prefix_tokens: int
+    ndim: int
+
+
+class RoleTables(TypedDict, total=False):
+    """Tables by the names of `rpe_attention`'s arguments, one for each map."""
+
+    query_tables: list[Tensor]
+    key_tables: list[Tensor]
+    value_tables: list[Tensor]
+    bias_tables: list[Tensor]
+
+
+class AttentionArguments(NamedTuple):
+    """What an encoding gives `rpe_attention` on a grid.
+
+    Args:
+        tables: Its tables.
+        query_shift: What is added to the queries first, if anything.
+    """
+
+    tables: RoleTables
+    query_shift: Tensor | None = None
+
+
+class AttentionEncoding(Protocol):
+    """A relative position encoding of an attention: a frozen value."""
+
+    @property
+    def method(self) -> str:
+        """The method that makes bucket maps of offsets."""
+        ...
+
+    @property
+    def mode(self) -> str:
+        """Whether scalars or vectors are learned: bias or contextual."""
+        ...
+
+    @property
+    def targets(self) -> str:
+        """Which of queries, keys and values carry the encoding."""
+        ...
+
+    def index_on(self, grid: Grid) -> Index | None:
+        """Returns the index function on a grid, `None` if every offset has a row of its own."""
+        ...
+
+    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+        """Returns the learned rows of each table, the prefix row included where there is one."""
+        ...
+
+    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of what is learned, by name; "key_tables.0" is the first of a list."""
+        ...
+
+    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sets the parameters to their initial values."""
+        ...
+
+    def arguments_on(
+        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+    ) -> AttentionArguments:
+        """Returns what attention is called with on a grid: a pure function of the parameters."""
+        ...
+
+    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
+        """Returns the multiply-accumulates beside plain attention, in closed form.
+
+        Args:
+            shape: The shape of the queries: batch, heads, tokens, dim.
+            grid: The grid.
+            used_rows: For each map, the rows in use, or the tokens if these are fewer.
+        """
+        ...
+
+
+def zero_parameters(parameters: Mapping[str, Tensor]) -> None:
+    """Sets all parameters to zero: attention is then what it is without an encoding."""
+    for parameter in parameters.values():
+        nn.init.zeros_(parameter)
+
+
+def vector_table_shapes(
+    targets: str, rows: Sequence[int], heads_or_1: int, width: int
+) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of one table per map for each target."""
+    return {
+        f"{ROLES[target]}.{number}": (heads_or_1, count, width)
+        for target in targets
+        for number, count in enumerate(rows)
+    }
+
+
+def tables_by_role(parameters: Mapping[str, Tensor]) -> RoleTables:
+    """Returns the tables of each role in the order of their maps."""
+    tables: dict[str, list[Tensor]] = {}
+    for name, table in parameters.items():
+        tables.setdefault(name.partition(".")[0], []).append(table)
+    return cast(RoleTables, tables)
+
+
+def vector_table_macs(
+    targets: str, shape: Sequence[int], width: int, used_rows: Sequence[int]
+) -> int:
+    """Returns the cost of Eq. 27: each token meets each row in use, for each target."""
+    batch, heads, tokens, _ = shape
+    return len(targets) * batch * heads * tokens * width * sum(used_rows)
+
+
+def check_splits_head(encoding: object, head_dim: int, parts: int) -> None:
+    """Raises an error unless a head can be split into equal parts."""
+    if head_dim % parts:
+        raise ValueError(
+            f"{encoding}: heads of dimension {head_dim} cannot be split between the axes of the "
+            f"grid: it must be a multiple of {parts}"
+        )
+
+
+def check_whole_number(name: str, value: int, least: int) -> None:
+    """Raises an error unless a value is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} = {value!r} must be a whole number of {least} or more")
+    if value < least:
+        raise ValueError(f"{name} = {value!r} must be {least} or more")

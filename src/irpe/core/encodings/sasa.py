@@ -1,0 +1,74 @@
+"""SASA's encoding: the concatenation of Eq. 12."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from irpe.core.encodings.encoding import (
+    AttentionArguments,
+    HeadSize,
+    check_splits_head,
+    check_whole_number,
+    tables_by_role,
+    vector_table_macs,
+    vector_table_shapes,
+    zero_parameters,
+)
+from irpe.core.grid import Grid
+from irpe.core.index import Clip, Index
+
+
+@dataclass(frozen=True)
+class Sasa:
+    """SASA's encoding, Eq. 12: a row vector beside a column vector, each with a part of a head.
+
+    Args:
+        size: The longest axis that the tables cover: every offset on it has a row of its own.
+    """
+
+    size: int = 32
+    method: ClassVar[str] = "cross"
+    mode: ClassVar[str] = "contextual"
+    targets: ClassVar[str] = "k"
+
+    def __post_init__(self) -> None:
+        check_whole_number("size", self.size, 2)
+
+    def index_on(self, grid: Grid) -> Index:
+        """Returns the identity, or raises an error if the grid is larger than the tables."""
+        longest = max(grid.shape)
+        if longest > self.size:
+            raise ValueError(
+                f"grid {grid} is larger than the tables of {self}: an offset beyond them has no "
+                f"row; equip the model with 'sasa@{longest}' before it is trained"
+            )
+        return Clip(self.size - 1)
+
+    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+        """Returns the rows of each table, the prefix row included where there is one."""
+        return (2 * self.size - 1 + (num_prefix_tokens > 0),) * ndim
+
+    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+        """Returns a key table for each axis, for all heads."""
+        check_splits_head(self, size.head_dim, size.ndim)
+        rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
+        return vector_table_shapes("k", rows, 1, size.head_dim // size.ndim)
+
+    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sets the parameters to zero."""
+        zero_parameters(parameters)
+
+    def arguments_on(
+        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+    ) -> AttentionArguments:
+        """Returns the tables, the same on every grid."""
+        return AttentionArguments(tables_by_role(parameters))
+
+    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
+        """Returns the cost of Eq. 27 on a part of a head for each axis."""
+        return vector_table_macs("k", shape, shape[-1] // len(used_rows), used_rows)
+
+    def __str__(self) -> str:
+        return f"sasa@{self.size}"

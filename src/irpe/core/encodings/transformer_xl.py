@@ -1,0 +1,77 @@
+"""Transformer-XL's encoding, Eq. 10."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from irpe.core.encodings.encoding import (
+    AttentionArguments,
+    HeadSize,
+    RoleTables,
+    check_splits_head,
+    vector_table_macs,
+    zero_parameters,
+)
+from irpe.core.grid import Grid
+from irpe.core.sinusoid import offset_sinusoids
+
+
+@dataclass(frozen=True)
+class TransformerXL:
+    """Transformer-XL's encoding, Eq. 10: projected sines of the offset, and two learned vectors.
+
+    e_ij = ((q_i + u) k_j + (q_i + v) r_ij) / sqrt(d) with r_ij = s_{i-j} W^R. With q' = q + u in
+    the place of q, q_i + v = q'_i + (v - u): a key table r and a bias (v - u) r. It learns W^R
+    (projection), u (content_shift), v (position_shift) and the row of pairs with a prefix token.
+    """
+
+    method: ClassVar[str] = "product"
+    mode: ClassVar[str] = "contextual"
+    targets: ClassVar[str] = "k"
+
+    def index_on(self, grid: Grid) -> None:
+        """Returns no index: every offset of a grid has a row of its own."""
+
+    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+        """Returns the learned rows: the one for prefix tokens."""
+        return (int(num_prefix_tokens > 0),)
+
+    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+        """Returns the projection, two vectors, and the row of prefix tokens if there are any."""
+        dim = size.head_dim
+        check_splits_head(self, dim, 2 * size.ndim)
+        shapes = {"projection": (dim, dim), "content_shift": (dim,), "position_shift": (dim,)}
+        return {**shapes, "prefix_rows": (1, dim)} if size.num_prefix_tokens else shapes
+
+    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sets the parameters to zero."""
+        zero_parameters(parameters)
+
+    def arguments_on(
+        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+    ) -> AttentionArguments:
+        """Returns the projected sines of every offset on the grid, and what goes with them."""
+        projection = parameters["projection"]
+        sinusoids = offset_sinusoids(grid, size.head_dim, projection.device, projection.dtype)
+        rows = sinusoids @ projection
+        if size.num_prefix_tokens:
+            rows = torch.cat([rows, parameters["prefix_rows"]])
+        content_shift = parameters["content_shift"]
+        bias = (rows * (parameters["position_shift"] - content_shift)).sum(-1)
+        tables: RoleTables = {
+            "key_tables": [rows.unsqueeze(0)],
+            "bias_tables": [bias.unsqueeze(0)],
+        }
+        return AttentionArguments(tables, content_shift)
+
+    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
+        """Returns the cost of Eq. 26 or 27, and that of the projection of every offset."""
+        offsets = math.prod(2 * size - 1 for size in grid.shape)
+        return vector_table_macs("k", shape, shape[-1], used_rows) + offsets * shape[-1] ** 2
+
+    def __str__(self) -> str:
+        return "transformer-xl"

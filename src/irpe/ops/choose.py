@@ -1,0 +1,119 @@
+"""Which implementation computes a call, and why not another."""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from irpe.core.choices import check_choice
+from irpe.ops.call import AttentionCall
+from irpe.ops.impl import blockwise, folded, plain, reference, whole
+from irpe.ops.impl.blockwise.schedule import schedule_of
+from irpe.ops.shapes import Tokens
+
+
+class Implementation(Protocol):
+    """A way to compute attention: a module of `irpe.ops.impl`."""
+
+    @staticmethod
+    def supports(call: AttentionCall) -> str | None:
+        """Returns why a call cannot be computed here, or `None` if it can."""
+        ...
+
+    @staticmethod
+    def attention(call: AttentionCall) -> Tokens:
+        """Returns what the reference returns."""
+        ...
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "reference": reference,
+    "plain": plain,
+    "whole": whole,
+    "folded": folded,
+    "blockwise": blockwise,
+}
+
+
+_REMARKS = {
+    "reference": "it is the specification: one vector for each pair, n^2 d time and memory",
+    "plain": "its gradients are PyTorch's own, which keep several elements for each pair",
+    "whole": "it makes all attention weights at once",
+    "folded": "blockwise was as fast or faster, with less memory, at every size measured",
+    "blockwise": "it works in blocks that suit the device",
+}
+
+
+class Explanation(NamedTuple):
+    """What "auto" stands for in a call. Print it.
+
+    Args:
+        name: The name of the implementation.
+        reason: Why it is taken.
+        others: For each other implementation, why it is not.
+    """
+
+    name: str
+    reason: str
+    others: dict[str, str]
+
+    def __str__(self) -> str:
+        lines = (f"  not {name}: {reason}" for name, reason in self.others.items())
+        return "\n".join([f"{self.name}: {self.reason}", *lines])
+
+
+def choose(call: AttentionCall) -> tuple[str, str]:
+    """Returns the name of the implementation that "auto" stands for, and why it is taken.
+
+    This is a function of the call and of the transforms in force, and of nothing else.
+    """
+    if torch.compiler.is_exporting():
+        return "plain", "an exporter gets operators that it knows"
+    if not torch.compiler.is_compiling() and _is_transformed():
+        return "plain", "torch.func and forward-mode differentiation need plain operators"
+    blocked = blockwise.supports(call)
+    if whole.supports(call) is None:
+        if blocked is not None:
+            return "whole", f"blockwise is out: {blocked}"
+        if call.num_pairs <= schedule_of(call.q.device).weights:
+            return "whole", "all pairs fit into one block"
+    elif blocked is not None:
+        return "plain", f"blockwise is out: {blocked}; whole is out: {whole.supports(call)}"
+    return "blockwise", _REMARKS["blockwise"]
+
+
+def explain_choice(call: AttentionCall) -> Explanation:
+    """Returns what "auto" stands for, with a reason for each implementation."""
+    name, reason = choose(call)
+    others = {
+        other: implementation.supports(call) or _REMARKS[other]
+        for other, implementation in IMPLEMENTATIONS.items()
+        if other != name
+    }
+    return Explanation(name, reason, others)
+
+
+def check_impl(name: str) -> None:
+    """Raises an error unless `name` is "auto" or the name of an implementation."""
+    check_choice("impl", name, ("auto", *IMPLEMENTATIONS))
+
+
+def select(call: AttentionCall, impl: str) -> Implementation:
+    """Returns the implementation that was asked for, or raises an error that says why not."""
+    check_impl(impl)
+    if impl == "auto":
+        return IMPLEMENTATIONS[choose(call)[0]]
+    reason = IMPLEMENTATIONS[impl].supports(call)
+    if reason is not None:
+        able = [name for name, other in IMPLEMENTATIONS.items() if other.supports(call) is None]
+        raise ValueError(
+            f"impl {impl!r} cannot compute this call: {reason}; use impl='auto' or one of "
+            f"{', '.join(able)}"
+        )
+    return IMPLEMENTATIONS[impl]
+
+
+def _is_transformed() -> bool:
+    """Tells whether a transform of torch.func, or forward-mode differentiation, is in force."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    in_transform = functorch.peek_interpreter_stack() is not None
+    return in_transform or torch.autograd.forward_ad._current_level >= 0

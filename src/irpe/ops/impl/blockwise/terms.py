@@ -1,0 +1,340 @@
+"""The sums in which a table of vectors meets the tokens.
+
+With r_ij the table row of pair (i, j), x_i a token and a_ij a score or weight of the pair:
+
+- products     y_ij = x_i . r_ij                                   (Eq. 15, 16 and 26)
+- combination  x_i  = sum_j a_ij r_ij                              (Eq. 17)
+- gradient     dr_t = sum of a_ij x_i over the pairs with I(i, j) = t
+
+The products' gradient in x is a combination and the combination's gradient in a are products, so
+these three carry keys, queries and values, forward and backward. The owner says which token of a
+pair is x: the query, or for query tables the key.
+
+`BucketTerm` multiplies each token with the rows in use and gathers the rest, n k d + n^2 operations
+(Eq. 27-28), fewer where the keys' buckets repeat. `QueryAxisTerm` is the same for query tables
+whose buckets depend on one coordinate of the query. `PairTerm` multiplies the row of each pair,
+n^2 d operations, which is less where more rows are used than there are keys. All work on any block
+of pairs and collect sums over blocks; sums over x are products of float32 at least.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from irpe.ops.call import head_slices
+from irpe.ops.gather import Owner, add_bucket_sum_, bucket_sum, gather
+from irpe.ops.key_patterns import ByAxis, Dense, Narrow, Pattern, join_axes, key_pattern, query_axis
+from irpe.ops.precision import product
+from irpe.ops.shapes import Ids, Scores, Tokens, VectorTable
+
+Sums = Float[Tensor, "batch heads tokens rows"]
+
+
+class Block(NamedTuple):
+    """Some images, heads and queries, with all keys."""
+
+    batch: slice
+    heads: slice
+    queries: slice
+
+
+EVERYTHING = Block(slice(None), slice(None), slice(None))
+
+
+@dataclass(eq=False)
+class BucketTerm:
+    """The efficient form: everything is held per token and table row."""
+
+    x: Tokens
+    table: VectorTable
+    pattern: Pattern
+    scale: float
+    owner: Owner = "query"
+
+    def __post_init__(self) -> None:
+        self.sums: Sums | None = None
+        self._last: tuple[slice, Pattern] | None = None
+
+    @cached_property
+    def z(self) -> Sums:
+        """The scaled product of each token with each row, Eq. 27."""
+        return product(self.x, _matrix(self.table).mT, self.scale)
+
+    def write_products(self, block: Block, out: Scores) -> None:
+        """Writes x . r_ij for the pairs of a block."""
+        pattern = self._pattern(block.queries)
+        if isinstance(pattern, Dense):
+            self._gather(block, pattern, out)
+        else:
+            pattern.expand(self._gather(block, pattern), out)
+
+    def add_products(self, block: Block, scores: Scores) -> None:
+        """Adds x . r_ij to the scores of a block, in place."""
+        pattern = self._pattern(block.queries)
+        pattern.add(self._gather(block, pattern), scores)
+
+    def collect(self, block: Block, scores: Scores) -> None:
+        """Adds the pairs of a block to the sums."""
+        pattern = self._pattern(block.queries)
+        if self.sums is None:
+            self.sums = scores.new_zeros(*self.x.shape[:3], self.table.shape[1])
+        sums = self.sums[_owners(block, self.owner)]
+        add_bucket_sum_(sums, pattern.collect(scores), pattern.ids, self.owner)
+
+    def combination(self) -> Tokens:
+        """Returns the combination of all that was collected."""
+        assert self.sums is not None
+        return product(self.sums.to(self.table.dtype), _matrix(self.table), self.scale)
+
+    def gradient(self) -> VectorTable:
+        """Returns the gradient of the table from all that was collected."""
+        assert self.sums is not None
+        return _table_gradient(self.sums, self.x, self.table, self.scale)
+
+    def _pattern(self, queries: slice) -> Pattern:
+        """Returns the pattern of some queries; blocks of the same queries follow each other."""
+        if self._last is None or self._last[0] != queries:
+            pattern = self.pattern.at(queries)
+            self._last = queries, pattern._replace(ids=pattern.ids.long())
+        return self._last[1]
+
+    def _gather(self, block: Block, pattern: Pattern, out: Scores | None = None) -> Narrow:
+        return gather(self.z[_owners(block, self.owner)], pattern.ids, self.owner, out)  # Eq. 28
+
+
+@dataclass(eq=False)
+class QueryAxisTerm:
+    """The efficient form for query tables whose buckets depend on one coordinate of the query."""
+
+    x: Tokens
+    table: VectorTable
+    pattern: ByAxis
+    scale: float
+
+    def __post_init__(self) -> None:
+        self.coordinates, self.ids = self.pattern.coordinates(), self.pattern.ids.mT.long()
+        self.sums: Float[Tensor, "batch heads coordinate key"] | None = None
+
+    @cached_property
+    def narrow(self) -> Float[Tensor, "batch heads coordinate key"]:
+        """The products of each key with the row of each coordinate of a query, Eq. 27-28."""
+        z = product(self.x, _matrix(self.table).mT, self.scale)
+        return gather(z, self.ids, "key")
+
+    def write_products(self, block: Block, out: Scores) -> None:
+        """Writes x . r_ij for the pairs of a block."""
+        torch.index_select(self.narrow[block[:2]], 2, self.coordinates[block.queries], out=out)
+
+    def add_products(self, block: Block, scores: Scores) -> None:
+        """Adds x . r_ij to the scores of a block, in place."""
+        scores += self.narrow[block[:2]].index_select(2, self.coordinates[block.queries])
+
+    def collect(self, block: Block, scores: Scores) -> None:
+        """Adds the pairs of a block to the sums."""
+        if self.sums is None:
+            shape = (*self.x.shape[:2], *self.ids.shape)
+            self.sums = scores.new_zeros(shape)
+        self.sums[block[:2]].index_add_(2, self.coordinates[block.queries], scores)
+
+    @cached_property
+    def _row_sums(self) -> Sums:
+        assert self.sums is not None
+        return bucket_sum(self.sums, self.ids, self.table.shape[1], "key")
+
+    def combination(self) -> Tokens:
+        """Returns the combination of all that was collected."""
+        sums = self._row_sums.to(self.table.dtype)
+        return product(sums, _matrix(self.table), self.scale)
+
+    def gradient(self) -> VectorTable:
+        """Returns the gradient of the table from all that was collected."""
+        return _table_gradient(self._row_sums, self.x, self.table, self.scale)
+
+
+@dataclass(eq=False)
+class PairTerm:
+    """The direct form: the rows of a block's pairs are laid out."""
+
+    x: Tokens
+    table: VectorTable
+    ids: Ids
+    scale: float
+    owner: Owner = "query"
+
+    def __post_init__(self) -> None:
+        self.token = "bhjd" if self.owner == "key" else "bhid"
+        self.row = "ijd" if self.table.shape[0] == 1 else "hijd"
+        self.combined: Tokens | None = None
+        self.table_sums: VectorTable | None = None
+
+    def write_products(self, block: Block, out: Scores) -> None:
+        """Writes x . r_ij for the pairs of a block."""
+        out.copy_(self._products(block))
+
+    def add_products(self, block: Block, scores: Scores) -> None:
+        """Adds x . r_ij to the scores of a block, in place."""
+        scores += self._products(block)
+
+    def _products(self, block: Block) -> Scores:
+        x = _wide(self.x[_owners(block, self.owner)]) * self.scale
+        return torch.einsum(f"{self.token},{self.row}->bhij", x, self._rows(block))
+
+    def collect(self, block: Block, scores: Scores) -> None:
+        """Adds the pairs of a block to the sums."""
+        owners = _owners(block, self.owner)
+        rows = self._rows(block) * self.scale
+        combined = torch.einsum(f"bhij,{self.row}->{self.token}", scores, rows)
+        if self.combined is None:
+            self.combined = combined.new_zeros(self.x.shape)
+        self.combined[owners] += combined
+        if self.table_sums is None:
+            self.table_sums = torch.zeros_like(self.table, dtype=scores.dtype)
+        heads = self.table_sums if self.table.shape[0] == 1 else self.table_sums[block.heads]
+        of_pairs = torch.einsum(f"bhij,{self.token}->{self.row}", scores, _wide(self.x[owners]))
+        of_pairs = of_pairs.reshape(heads.shape[0], -1, heads.shape[2])
+        heads.index_add_(1, self.ids[block.queries].flatten().long(), of_pairs)
+
+    def combination(self) -> Tokens:
+        """Returns the combination of all that was collected."""
+        assert self.combined is not None
+        return self.combined
+
+    def gradient(self) -> VectorTable:
+        """Returns the gradient of the table from all that was collected."""
+        assert self.table_sums is not None
+        return self.table_sums * self.scale
+
+    def _rows(self, block: Block) -> Float[Tensor, "*heads query key dim"]:
+        table = self.table if self.table.shape[0] == 1 else self.table[block.heads]
+        return _matrix(_wide(table))[..., self.ids[block.queries].long(), :]
+
+
+Term = BucketTerm | QueryAxisTerm | PairTerm
+
+
+def make_terms(
+    x: Tokens,
+    tables: Sequence[VectorTable],
+    ids: Sequence[Ids],
+    grid: Sequence[int] | None,
+    scale: float,
+    owner: Owner = "query",
+) -> list[Term]:
+    """Returns the terms of a role, each of the kind that takes fewer operations.
+
+    There is a term for each table, or one for all of them, joined, if each depends on one axis of
+    the grid and all have the same heads and the whole head dimension.
+
+    Args:
+        x: The tokens.
+        tables: The tables, restricted to the rows in use.
+        ids: For each table, the row of each pair.
+        grid: The grid of the keys; `None` to gather for each pair.
+        scale: A factor of all products.
+        owner: Which token of a pair is x.
+    """
+    if owner == "query" and grid is not None:
+        joined = _join_axes(x, tables, ids, grid, scale)
+        if joined is not None:
+            return [joined]
+    return [
+        _make_term(x[..., dims], table, of_pairs, grid, scale, owner)
+        for dims, table, of_pairs in zip(
+            head_slices(tables, x.shape[-1]), tables, ids, strict=False
+        )
+    ]
+
+
+def _make_term(
+    x: Tokens, table: VectorTable, ids: Ids, grid: Sequence[int] | None, scale: float, owner: Owner
+) -> Term:
+    if uses_pairs(table, ids):
+        return PairTerm(x, table, ids, scale, owner)
+    if owner == "query":
+        return BucketTerm(x, table, key_pattern(ids, grid), scale)
+    pattern = query_axis(ids, grid)
+    if pattern is not None:
+        return QueryAxisTerm(x, table, pattern, scale)
+    return BucketTerm(x, table, Dense(ids), scale, owner)
+
+
+def _join_axes(
+    x: Tokens,
+    tables: Sequence[VectorTable],
+    ids: Sequence[Ids],
+    grid: Sequence[int],
+    scale: float,
+) -> BucketTerm | None:
+    shapes = {(table.shape[0], table.shape[2]) for table in tables}
+    if len(tables) < 2 or len(shapes) > 1 or tables[0].shape[2] < x.shape[-1]:
+        return None
+    patterns = [key_pattern(of_pairs, grid) for of_pairs in ids]
+    by_axis = [pattern for pattern in patterns if isinstance(pattern, ByAxis)]
+    if len(by_axis) < len(tables) or any(map(uses_pairs, tables, ids)):
+        return None
+    pattern = join_axes(by_axis, [table.shape[1] for table in tables])
+    return BucketTerm(x, torch.cat(list(tables), dim=1), pattern, scale)
+
+
+def uses_pairs(table: VectorTable, ids: Ids) -> bool:
+    """Tells whether multiplying the row of each pair takes fewer operations."""
+    return table.shape[1] > ids.shape[-1] and ids.ndim == 2
+
+
+def keeps_sums(tables: Sequence[VectorTable], ids: Sequence[Ids]) -> bool:
+    """Tells whether the sums of a role's terms can be kept between passes: none is of pairs."""
+    return bool(tables) and not any(map(uses_pairs, tables, ids))
+
+
+def join_sums(terms: Sequence[Term]) -> Sums:
+    """Returns the sums of all terms, side by side."""
+    sums = [term.sums for term in terms if isinstance(term, BucketTerm) and term.sums is not None]
+    return sums[0] if len(sums) == 1 else torch.cat(sums, dim=-1)
+
+
+def restore_sums(terms: Sequence[Term], joined: Sums) -> None:
+    """Gives the terms the sums that another pass collected."""
+    for term, sums in zip(terms, joined.split([t.table.shape[1] for t in terms], -1), strict=True):
+        assert isinstance(term, BucketTerm)
+        term.sums = sums
+
+
+def add_combinations(out: Tokens, terms: Sequence[Term], tables: Sequence[VectorTable]) -> None:
+    """Adds the combination of each term to the dimensions that its table has."""
+    for term, dims in zip(terms, head_slices(tables, out.shape[-1]), strict=False):
+        out[..., dims] += term.combination()
+
+
+def table_gradients(terms: Sequence[Term], tables: Sequence[VectorTable]) -> list[VectorTable]:
+    """Returns the gradient of each table; one term may have joined them."""
+    if len(terms) == len(tables):
+        return [term.gradient() for term in terms]
+    parts = terms[0].gradient().split([table.shape[1] for table in tables], dim=1)
+    return [part.clone() for part in parts]  # what an operator returns shares no memory
+
+
+def _table_gradient(sums: Sums, x: Tokens, table: VectorTable, scale: float) -> VectorTable:
+    sums = sums.to(x.dtype)
+    if table.shape[0] == 1:
+        return product(sums.flatten(0, 2).mT, x.flatten(0, 2), scale).unsqueeze(0)
+    sums, x = (t.transpose(0, 1).flatten(1, 2) for t in (sums, x))  # heads, batch tokens, ...
+    return product(sums.mT, x, scale)
+
+
+def _owners(block: Block, owner: Owner) -> tuple[slice, slice, slice]:
+    """Returns where the tokens of a block's pairs are."""
+    return block.batch, block.heads, slice(None) if owner == "key" else block.queries
+
+
+def _matrix(table: VectorTable) -> Float[Tensor, "*heads rows dim"]:
+    """Returns a shared table as a matrix: products with it are then one large product."""
+    return table[0] if table.shape[0] == 1 else table
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

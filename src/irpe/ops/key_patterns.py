@@ -1,0 +1,293 @@
+"""How the keys' buckets repeat over a grid, so that a query need not gather one for each key.
+
+In `cross` the bucket depends on one coordinate of the key, in `product` far rows of the grid have
+equal buckets. A pattern holds the narrow ids, one for each group of keys with equal buckets, and
+expands what was gathered for them to all keys. It is found by comparing ids, so it holds whatever
+method made them; prefix tokens stand before the grid.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Integer
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from irpe.core.constants import traced_as_constant
+from irpe.ops.shapes import Scores
+
+Narrow = Float[Tensor, "batch heads query narrow"]  # an element for each group of keys
+_PAIRS_AT_ONCE = 2**20  # compared at a time
+# Distinct rows of the grid are worth a pattern of their own where few stand for many long ones:
+# so many rows for each distinct one, with prefix tokens, which take one copy of all pairs more, and
+# at least so many keys in a row.
+_REPEATS, _REPEATS_WITH_PREFIX, _MIN_WIDTH = 4, 8, 16
+
+
+class Dense(NamedTuple):
+    """Nothing repeats: an id for each key."""
+
+    ids: Integer[Tensor, "query key"]
+
+    def at(self, queries: slice) -> "Dense":
+        """Returns the pattern of some queries."""
+        return Dense(self.ids[queries])
+
+    def expand(self, narrow: Narrow, out: Scores) -> None:
+        """Writes to `out` the element of each key's group."""
+        out.copy_(narrow)
+
+    def add(self, narrow: Narrow, scores: Scores) -> None:
+        """Adds to the score of every key the element of its group, in place."""
+        scores += narrow
+
+    def collect(self, scores: Scores) -> Narrow:
+        """Returns the sums over each group of keys: the adjoint of `expand`."""
+        return scores
+
+
+class ByAxis(NamedTuple):
+    """The bucket depends on one axis of the grid: an id for each coordinate on it.
+
+    Several axes are summed, each with rows of its own in one table.
+
+    Args:
+        ids: For each axis in turn the ids of its coordinates, then that of prefix tokens, if any.
+        grid: The shape of the grid.
+        axes: Which axes.
+        num_prefix_tokens: How many keys stand before the grid.
+    """
+
+    ids: Integer[Tensor, "query coordinate"]
+    grid: tuple[int, ...]
+    axes: tuple[int, ...]
+    num_prefix_tokens: int
+
+    def at(self, queries: slice) -> "ByAxis":
+        """Returns the pattern of some queries."""
+        return self._replace(ids=self.ids[queries])
+
+    def representatives(self) -> Integer[Tensor, " coordinate"]:
+        """Returns a token for each coordinate of the one axis, then a prefix token, if any."""
+        (axis,), first = self.axes, self.num_prefix_tokens
+        stride = math.prod(self.grid[axis + 1 :])
+        tokens = first + torch.arange(self.grid[axis], device=self.ids.device) * stride
+        return torch.cat([tokens, tokens.new_zeros(1)]) if first else tokens
+
+    def coordinates(self) -> Integer[Tensor, " token"]:
+        """Returns each token's coordinate on the one axis; that of prefix tokens is the last."""
+        (axis,) = self.axes
+        patches = torch.arange(self.grid[axis], device=self.ids.device)
+        patches = patches.view(self._along(axis)).expand(self.grid).flatten()
+        return torch.cat([patches.new_full((self.num_prefix_tokens,), self.grid[axis]), patches])
+
+    def expand(self, narrow: Narrow, out: Scores) -> None:
+        """Writes to `out` the sum of the elements of each key's coordinates."""
+        for whole, (part, *others) in self._views(out, narrow):
+            if not others:
+                whole.copy_(part)
+                continue
+            torch.add(part.expand(whole.shape), others[0], out=whole)  # one pass for two axes
+            for other in others[1:]:
+                whole += other
+
+    def add(self, narrow: Narrow, scores: Scores) -> None:
+        """Adds to the score of every key the elements of its coordinates, in place."""
+        for whole, parts in self._views(scores, narrow):
+            for part in parts:
+                whole += part
+
+    def collect(self, scores: Scores) -> Narrow:
+        """Returns the sums over each group of keys: the adjoint of `expand`."""
+        first, ndim = self.num_prefix_tokens, len(self.grid)
+        patches = scores[..., first:].unflatten(-1, self.grid)
+        prefix = [scores[..., :first].sum(-1, keepdim=True)] if first else []
+        sums: list[Tensor] = []
+        for axis in self.axes:
+            others = [number - ndim for number in range(ndim) if number != axis]
+            sums += [patches.sum(others), *prefix]
+        return torch.cat(sums, dim=-1)
+
+    def _views(self, scores: Scores, narrow: Narrow) -> list[tuple[Tensor, list[Tensor]]]:
+        """Returns the patches and the prefix tokens, each beside what is broadcast to them."""
+        first = self.num_prefix_tokens
+        parts = narrow.split([self.grid[axis] + (first > 0) for axis in self.axes], dim=-1)
+        to_patches = [
+            part[..., : self.grid[axis]].unflatten(-1, self._along(axis))
+            for axis, part in zip(self.axes, parts, strict=True)
+        ]
+        views = [(scores[..., first:].unflatten(-1, self.grid), to_patches)]
+        to_prefix = [part[..., -1:] for part in parts]
+        return [*views, (scores[..., :first], to_prefix)] if first else views
+
+    def _along(self, axis: int) -> list[int]:
+        return [size if number == axis else 1 for number, size in enumerate(self.grid)]
+
+
+class RepeatedRows(NamedTuple):
+    """Few of the grid's rows differ in their keys' buckets: ids for the distinct rows alone.
+
+    Args:
+        ids: The ids of prefix tokens, then those of the distinct rows, one row after the other.
+        row_index: Which of the distinct rows each row of the grid is.
+        width: The keys in a row of the grid.
+        num_prefix_tokens: How many keys stand before the grid.
+    """
+
+    ids: Integer[Tensor, "query narrow"]
+    row_index: Integer[Tensor, "query row"]
+    width: int
+    num_prefix_tokens: int
+
+    def at(self, queries: slice) -> "RepeatedRows":
+        """Returns the pattern of some queries."""
+        return self._replace(ids=self.ids[queries], row_index=self.row_index[queries])
+
+    def expand(self, narrow: Narrow, out: Scores) -> None:
+        """Writes to `out` the element of each key's group."""
+        if self.num_prefix_tokens:
+            out[..., : self.num_prefix_tokens] = narrow[..., : self.num_prefix_tokens]
+            out[..., self.num_prefix_tokens :] = self._patches(narrow).view_as(
+                out[..., self.num_prefix_tokens :]
+            )
+        else:
+            out.copy_(self._patches(narrow).view_as(out))
+
+    def add(self, narrow: Narrow, scores: Scores) -> None:
+        """Adds to the score of every key the element of its group, in place."""
+        first = self.num_prefix_tokens
+        if first:
+            scores[..., :first] += narrow[..., :first]
+        patches = scores[..., first:]
+        patches += self._patches(narrow).view(patches.shape)
+
+    def collect(self, scores: Scores) -> Narrow:
+        """Returns the sums over each group of keys: the adjoint of `expand`."""
+        first = self.num_prefix_tokens
+        distinct = (self.ids.shape[1] - first) // self.width
+        is_of = self.row_index.unsqueeze(1) == torch.arange(distinct, device=scores.device)[:, None]
+        rows = scores[..., first:].unflatten(-1, (-1, self.width))
+        sums = (is_of.to(scores.dtype) @ rows).flatten(-2)
+        return torch.cat([scores[..., :first], sums], dim=-1) if first else sums
+
+    def _patches(self, narrow: Narrow) -> Float[Tensor, "rows width"]:
+        """Returns the distinct row of each row of the grid, for all queries one after the other."""
+        rows = narrow[..., self.num_prefix_tokens :].unflatten(-1, (-1, self.width))
+        *batch, distinct, width = rows.shape
+        starts = torch.arange(0, math.prod(batch) * distinct, distinct, device=narrow.device)
+        index = (starts.view(*batch, 1) + self.row_index).flatten()
+        return rows.reshape(-1, width).index_select(0, index)
+
+
+Pattern = Dense | ByAxis | RepeatedRows
+
+
+class _Found(NamedTuple):
+    """What was found in a tensor of ids; it must not hold the ids themselves, which would live on.
+
+    Args:
+        grid: The grid for which it was found.
+        of_keys: The pattern of the keys, if they have one.
+        of_queries: The pattern of the queries, if they lie on the grid too and have one by axis.
+    """
+
+    grid: tuple[int, ...]
+    of_keys: ByAxis | RepeatedRows | None
+    of_queries: ByAxis | None
+
+
+_found: Any = WeakIdKeyDictionary()  # for each tensor of ids, as long as it lives
+
+
+def key_pattern(ids: Integer[Tensor, "*batch query key"], grid: Sequence[int] | None) -> Pattern:
+    """Returns how the keys' buckets repeat; found once for each tensor of ids.
+
+    Args:
+        ids: The compact ids of a bucket map.
+        grid: The grid of its keys, if they lie on one.
+    """
+    return _patterns(ids, grid).of_keys or Dense(ids)
+
+
+def query_axis(
+    ids: Integer[Tensor, "*batch query key"], grid: Sequence[int] | None
+) -> ByAxis | None:
+    """Returns the same for the queries of each key, where it depends on one axis of the grid."""
+    return _patterns(ids, grid).of_queries
+
+
+def join_axes(patterns: Sequence[ByAxis], rows: Sequence[int]) -> ByAxis:
+    """Returns one pattern for several, whose tables are joined.
+
+    Args:
+        patterns: A pattern for each table, on one grid.
+        rows: The number of rows of each table.
+    """
+    starts = [sum(rows[:number]) for number in range(len(rows))]
+    ids = [p.ids.int() + start for p, start in zip(patterns, starts, strict=True)]
+    axes = tuple(axis for pattern in patterns for axis in pattern.axes)
+    return patterns[0]._replace(ids=torch.cat(ids, dim=1), axes=axes)
+
+
+@traced_as_constant
+def _patterns(ids: Tensor, grid: Sequence[int] | None) -> _Found:
+    shape = tuple(grid or ())
+    if len(shape) < 2 or ids.ndim != 2:
+        return _Found(shape, None, None)
+    found = _found.get(ids)
+    if found is None or found.grid != shape:
+        of_queries = _by_axis(ids.mT, shape) if ids.shape[0] == ids.shape[1] else None
+        of_keys = _by_axis(ids, shape) or _repeated_rows(ids, shape)
+        found = _found[ids] = _Found(shape, of_keys, of_queries)
+    return found
+
+
+def _by_axis(ids: Tensor, grid: tuple[int, ...]) -> ByAxis | None:
+    first = ids.shape[1] - math.prod(grid)
+    for axis in range(len(grid)):
+        if _depends_on(ids, grid, axis):
+            pattern = ByAxis(ids[:, :0], grid, (axis,), first)
+            return pattern._replace(ids=ids[:, pattern.representatives()])
+    return None
+
+
+def _depends_on(ids: Tensor, grid: tuple[int, ...], axis: int) -> bool:
+    """Tells whether the keys' ids depend on one axis alone, and prefix tokens have one id."""
+    first = ids.shape[1] - math.prod(grid)
+    for part in ids.split(max(1, _PAIRS_AT_ONCE // ids.shape[1])):
+        patches = part[:, first:].unflatten(1, grid)
+        for other in range(len(grid)):
+            if other != axis and (patches != patches.narrow(1 + other, 0, 1)).any():
+                return False
+        if (part[:, :first] != part[:, :1]).any():
+            return False
+    return True
+
+
+def _repeated_rows(ids: Tensor, grid: tuple[int, ...]) -> RepeatedRows | None:
+    """Returns the pattern if few rows differ.
+
+    Rows are compared with the one before: equal rows follow each other wherever buckets grow with
+    the distance.
+    """
+    height, width = math.prod(grid[:-1]), grid[-1]
+    first = ids.shape[1] - height * width
+    repeats = _REPEATS_WITH_PREFIX if first else _REPEATS
+    if width < _MIN_WIDTH or height < repeats:
+        return None
+    rows = ids[:, first:].unflatten(1, (height, width))
+    row_index = torch.zeros(len(ids), height, dtype=torch.int32, device=ids.device)
+    step = max(1, _PAIRS_AT_ONCE // ids.shape[1])
+    for start in range(0, len(ids), step):
+        part = rows[start : start + step]
+        row_index[start : start + step, 1:] = (part[:, 1:] != part[:, :-1]).any(2).cumsum(1)
+    count = int(row_index.max()) + 1
+    if count * repeats > height or width < 2 * count:
+        return None
+    wanted = torch.arange(count, dtype=torch.int32, device=ids.device).expand(len(ids), -1)
+    firsts = torch.searchsorted(row_index, wanted.contiguous())
+    firsts = firsts.clamp_(max=height - 1)  # a query with fewer distinct rows has some twice
+    distinct = rows.take_along_dim(firsts.unsqueeze(2), 1).flatten(1)
+    return RepeatedRows(torch.cat([ids[:, :first], distinct], dim=1), row_index, width, first)
