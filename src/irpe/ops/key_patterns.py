@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -134,51 +134,60 @@ class RepeatedRows(NamedTuple):
         row_index: Which of the distinct rows each row of the grid is.
         width: The keys in a row of the grid.
         num_prefix_tokens: How many keys stand before the grid.
+        membership: 1 where a row of the grid is a distinct row, else 0; made by `at`.
     """
 
     ids: Integer[Tensor, "query narrow"]
     row_index: Integer[Tensor, "query row"]
     width: int
     num_prefix_tokens: int
+    membership: Bool[Tensor, "query distinct row"] | None = None
 
     def at(self, queries: slice) -> "RepeatedRows":
         """Returns the pattern of some queries."""
-        return self._replace(ids=self.ids[queries], row_index=self.row_index[queries])
+        ids, row_index = self.ids[queries], self.row_index[queries]
+        distinct = (ids.shape[1] - self.num_prefix_tokens) // self.width
+        rows = torch.arange(distinct, device=ids.device)[:, None]
+        membership = row_index.unsqueeze(1) == rows
+        return self._replace(ids=ids, row_index=row_index, membership=membership)
 
     def expand(self, narrow: Narrow, out: Scores) -> None:
         """Writes to `out` the element of each key's group."""
-        if self.num_prefix_tokens:
-            out[..., : self.num_prefix_tokens] = narrow[..., : self.num_prefix_tokens]
-            out[..., self.num_prefix_tokens :] = self._patches(narrow).view_as(
-                out[..., self.num_prefix_tokens :]
-            )
-        else:
-            out.copy_(self._patches(narrow).view_as(out))
+        first = self.num_prefix_tokens
+        rows, index = self._rows(narrow)
+        if not first and out.is_contiguous():
+            torch.index_select(rows, 0, index, out=out.view(-1, self.width))
+            return
+        patches = out[..., first:]
+        patches.copy_(rows.index_select(0, index).view(patches.shape))
+        out[..., :first] = narrow[..., :first]
 
     def add(self, narrow: Narrow, scores: Scores) -> None:
         """Adds to the score of every key the element of its group, in place."""
         first = self.num_prefix_tokens
-        if first:
-            scores[..., :first] += narrow[..., :first]
+        rows, index = self._rows(narrow)
         patches = scores[..., first:]
-        patches += self._patches(narrow).view(patches.shape)
+        patches += rows.index_select(0, index).view(patches.shape)
+        scores[..., :first] += narrow[..., :first]
 
     def collect(self, scores: Scores) -> Narrow:
         """Returns the sums over each group of keys: the adjoint of `expand`."""
+        if self.membership is None:
+            return self.at(slice(None)).collect(scores)
         first = self.num_prefix_tokens
-        distinct = (self.ids.shape[1] - first) // self.width
-        is_of = self.row_index.unsqueeze(1) == torch.arange(distinct, device=scores.device)[:, None]
         rows = scores[..., first:].unflatten(-1, (-1, self.width))
-        sums = (is_of.to(scores.dtype) @ rows).flatten(-2)
+        sums = (self.membership.to(scores.dtype) @ rows).flatten(-2)
         return torch.cat([scores[..., :first], sums], dim=-1) if first else sums
 
-    def _patches(self, narrow: Narrow) -> Float[Tensor, "rows width"]:
-        """Returns the distinct row of each row of the grid, for all queries one after the other."""
+    def _rows(
+        self, narrow: Narrow
+    ) -> tuple[Float[Tensor, "distinct width"], Integer[Tensor, " rows"]]:
+        """Returns the distinct rows of all queries, and which of them each row of the grid is."""
         rows = narrow[..., self.num_prefix_tokens :].unflatten(-1, (-1, self.width))
         *batch, distinct, width = rows.shape
         starts = torch.arange(0, math.prod(batch) * distinct, distinct, device=narrow.device)
         index = (starts.view(*batch, 1) + self.row_index).flatten()
-        return rows.reshape(-1, width).index_select(0, index)
+        return rows.reshape(-1, width), index
 
 
 Pattern = Dense | ByAxis | RepeatedRows

@@ -197,14 +197,16 @@ class BlockPasses:
 
     def _bias_scores(self, block: Block) -> Float[Tensor, "1 heads_or_1 query key"]:
         """Returns the scaled scalars of a block; blocks of the same queries follow each other."""
-        if self._last_bias is None or self._last_bias[0] != block[1:]:
+        is_shared = all(table.shape[0] == 1 for table in self.bias)
+        place = block.queries if is_shared else block[1:]
+        if self._last_bias is None or self._last_bias[0] != place:
             total: Tensor | None = None
             for table, ids in zip(self.bias, self.ids, strict=False):
                 of_heads = table if table.shape[0] == 1 else table[block.heads]
                 found = gather_bias(of_heads, ids[block.queries])
                 total = found if total is None else total.add_(found)
             assert total is not None
-            self._last_bias = block[1:], total.unsqueeze(0)
+            self._last_bias = place, total.unsqueeze(0)
         return self._last_bias[1]
 
     def _write_products(self, block: Block, terms: Sequence[Term], out: Scores) -> bool:

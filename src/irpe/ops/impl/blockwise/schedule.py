@@ -25,7 +25,7 @@ class Schedule(NamedTuple):
 
 # On the CPU a block and what is made of it stay in the cache of a core, so its size grows with the
 # threads; elsewhere the bound is memory: 2**26 scores are 256 MiB in float32.
-SCHEDULES = {"cpu": Schedule(2**18, 2**20), "other": Schedule(2**26, 2**26)}
+SCHEDULES = {"cpu": Schedule(2**19, 2**21), "other": Schedule(2**26, 2**26)}
 
 
 def schedule_of(device: torch.device) -> Schedule:

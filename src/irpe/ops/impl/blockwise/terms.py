@@ -11,8 +11,9 @@ these three carry keys, queries and values, forward and backward. The owner says
 pair is x: the query, or for query tables the key.
 
 `BucketTerm` multiplies each token with the rows in use and gathers the rest, n k d + n^2 operations
-(Eq. 27-28), fewer where the keys' buckets repeat. `QueryAxisTerm` is the same for query tables
-whose buckets depend on one coordinate of the query. `PairTerm` multiplies the row of each pair,
+(Eq. 27-28), fewer where the keys' buckets repeat. `KeyBucketTerm` is the same for query tables,
+`QueryAxisTerm` for query tables whose buckets depend on one coordinate of the query. `PairTerm`
+multiplies the row of each pair,
 n^2 d operations, which is less where more rows are used than there are keys. All work on any block
 of pairs and collect sums over blocks; sums over x are products of float32 at least.
 """
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from irpe.ops.call import head_slices
 from irpe.ops.gather import Owner, add_bucket_sum_, bucket_sum, gather
-from irpe.ops.key_patterns import ByAxis, Dense, Narrow, Pattern, join_axes, key_pattern, query_axis
+from irpe.ops.key_patterns import ByAxis, Dense, Pattern, join_axes, key_pattern, query_axis
 from irpe.ops.precision import product
 from irpe.ops.shapes import Ids, Scores, Tokens, VectorTable
 
@@ -54,7 +55,6 @@ class BucketTerm:
     table: VectorTable
     pattern: Pattern
     scale: float
-    owner: Owner = "query"
 
     def __post_init__(self) -> None:
         self.sums: Sums | None = None
@@ -69,22 +69,21 @@ class BucketTerm:
         """Writes x . r_ij for the pairs of a block."""
         pattern = self._pattern(block.queries)
         if isinstance(pattern, Dense):
-            self._gather(block, pattern, out)
+            gather(self.z[block], pattern.ids, "query", out)  # Eq. 28
         else:
-            pattern.expand(self._gather(block, pattern), out)
+            pattern.expand(gather(self.z[block], pattern.ids, "query"), out)
 
     def add_products(self, block: Block, scores: Scores) -> None:
         """Adds x . r_ij to the scores of a block, in place."""
         pattern = self._pattern(block.queries)
-        pattern.add(self._gather(block, pattern), scores)
+        pattern.add(gather(self.z[block], pattern.ids, "query"), scores)
 
     def collect(self, block: Block, scores: Scores) -> None:
         """Adds the pairs of a block to the sums."""
         pattern = self._pattern(block.queries)
         if self.sums is None:
             self.sums = scores.new_zeros(*self.x.shape[:3], self.table.shape[1])
-        sums = self.sums[_owners(block, self.owner)]
-        add_bucket_sum_(sums, pattern.collect(scores), pattern.ids, self.owner)
+        add_bucket_sum_(self.sums[block], pattern.collect(scores), pattern.ids, "query")
 
     def combination(self) -> Tokens:
         """Returns the combination of all that was collected."""
@@ -103,8 +102,63 @@ class BucketTerm:
             self._last = queries, pattern._replace(ids=pattern.ids.long())
         return self._last[1]
 
-    def _gather(self, block: Block, pattern: Pattern, out: Scores | None = None) -> Narrow:
-        return gather(self.z[_owners(block, self.owner)], pattern.ids, self.owner, out)  # Eq. 28
+
+@dataclass(eq=False)
+class KeyBucketTerm:
+    """The efficient form for query tables, whose token is the key.
+
+    The buckets of all keys are one set, so that the index of a pair's bucket is the same for all
+    images and heads.
+    """
+
+    x: Tokens
+    table: VectorTable
+    ids: Ids
+    scale: float
+
+    def __post_init__(self) -> None:
+        self.sums: Float[Tensor, "batch heads 1 keys*rows"] | None = None
+        self._last: tuple[slice, Ids] | None = None
+
+    @cached_property
+    def z(self) -> Float[Tensor, "batch heads 1 keys*rows"]:
+        """The scaled product of each key with each row, Eq. 27."""
+        return product(self.x, _matrix(self.table).mT, self.scale).flatten(2).unsqueeze(2)
+
+    def write_products(self, block: Block, out: Scores) -> None:
+        """Writes x . r_ij for the pairs of a block."""
+        gather(self.z[block[:2]], self._index(block.queries), "nobody", out)
+
+    def add_products(self, block: Block, scores: Scores) -> None:
+        """Adds x . r_ij to the scores of a block, in place."""
+        scores += gather(self.z[block[:2]], self._index(block.queries), "nobody")
+
+    def collect(self, block: Block, scores: Scores) -> None:
+        """Adds the pairs of a block to the sums."""
+        if self.sums is None:
+            self.sums = scores.new_zeros(self.z.shape)
+        add_bucket_sum_(self.sums[block[:2]], scores, self._index(block.queries), "nobody")
+
+    def combination(self) -> Tokens:
+        """Returns the combination of all that was collected."""
+        sums = self._row_sums().to(self.table.dtype)
+        return product(sums, _matrix(self.table), self.scale)
+
+    def gradient(self) -> VectorTable:
+        """Returns the gradient of the table from all that was collected."""
+        return _table_gradient(self._row_sums(), self.x, self.table, self.scale)
+
+    def _row_sums(self) -> Sums:
+        assert self.sums is not None
+        return self.sums.view(*self.x.shape[:3], self.table.shape[1])
+
+    def _index(self, queries: slice) -> Ids:
+        """Returns the bucket of each pair of some queries; those blocks follow each other."""
+        if self._last is None or self._last[0] != queries:
+            ids, rows = self.ids[queries].long(), self.table.shape[1]
+            starts = torch.arange(0, ids.shape[1] * rows, rows, device=ids.device)
+            self._last = queries, ids + starts
+        return self._last[1]
 
 
 @dataclass(eq=False)
@@ -214,7 +268,7 @@ class PairTerm:
         return _matrix(_wide(table))[..., self.ids[block.queries].long(), :]
 
 
-Term = BucketTerm | QueryAxisTerm | PairTerm
+Term = BucketTerm | KeyBucketTerm | QueryAxisTerm | PairTerm
 
 
 def make_terms(
@@ -260,7 +314,7 @@ def _make_term(
     pattern = query_axis(ids, grid)
     if pattern is not None:
         return QueryAxisTerm(x, table, pattern, scale)
-    return BucketTerm(x, table, Dense(ids), scale, owner)
+    return KeyBucketTerm(x, table, ids, scale)
 
 
 def _join_axes(
