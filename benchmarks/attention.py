@@ -1,7 +1,9 @@
-"""What the encodings cost one attention layer as the image grows: time and memory against SDPA's.
+"""What the encodings cost one attention as the image grows: time and memory against SDPA's.
 
 python -m benchmarks.attention
 python -m benchmarks.attention --sides 14,28,32 --rounds 3
+
+Times are CPU times of one thread, medians of interleaved rounds.
 """
 
 import argparse
@@ -16,12 +18,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import irpe
-from benchmarks.timing import write_report
-from irpe.profile.measure import interleaved
+from benchmarks.timing import interleaved_medians, write_report
 
 HEADS, DIM = 6, 64
 ENCODINGS = {
     "plain": None,
+    "bias": "product-bias-k",
     "K": "product-contextual-k",
     "QKV": "product-contextual-qkv",
     "cross K": "cross-contextual-k",
@@ -35,7 +37,7 @@ def main() -> None:
         name, side = arguments.memory_of.split(":")
         print(json.dumps(peak_memory(name, int(side))))
         return
-    torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(1)
     sides = [int(side) for side in arguments.sides.split(",")]
     rows = [measure(side, arguments.rounds) for side in sides]
     print_tables(rows)
@@ -48,7 +50,7 @@ def measure(side: int, rounds: int) -> dict[str, object]:
     row: dict[str, object] = {"tokens": side * side}
     for what in ("inference", "training step"):
         runs = {name: make_run(name, side, what) for name in ENCODINGS}
-        row[what] = interleaved(runs, rounds)
+        row[what] = {name: t["cpu"] for name, t in interleaved_medians(runs, rounds).items()}
     peaks = {name: peak_in_subprocess(name, side) for name in ENCODINGS}
     row["extra MB"] = {name: peaks[name] - peaks["plain"] for name in ENCODINGS}
     row["one (heads, n, n) tensor in MB"] = HEADS * side**4 * 4 / 2**20
@@ -78,7 +80,7 @@ def make_run(name: str, side: int, what: str) -> Callable[[], object]:
 
 def peak_memory(name: str, side: int) -> float:
     """Returns the peak of a forward and a backward pass in MB, maps included, inputs not."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)
     make_run("K", 2, "training step")()  # loads what is loaded on first use
     run = make_run(name, side, "training step")
     Path("/proc/self/clear_refs").write_text("5")  # the peak from now on, not that of the imports
@@ -159,7 +161,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sides", default="14,28,32,48,64", help="grid sides, comma-separated")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/attention.json"))
     return parser.parse_args()

@@ -1,13 +1,49 @@
-"""Reports of what was timed, with what is needed to judge them."""
+"""Times taken side by side, and reports with what is needed to judge them."""
 
 import importlib.metadata
 import json
 import platform
+import statistics
 import subprocess
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+
+Runs = Mapping[str, Callable[[], object]]
+
+
+def interleaved_medians(runs: Runs, rounds: int) -> dict[str, dict[str, float]]:
+    """Returns the median CPU time of this thread and the median wall time of each run, in seconds.
+
+    All runs take turns in each round. Times of one thread are CPU times: set one thread first.
+    """
+    for run in runs.values():
+        run()  # loads what is loaded on first use
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            cpu, wall = time.thread_time(), time.perf_counter()
+            run()
+            seconds[name].append((time.thread_time() - cpu, time.perf_counter() - wall))
+    return {
+        name: {
+            "cpu": statistics.median(cpu for cpu, _ in taken),
+            "wall": statistics.median(wall for _, wall in taken),
+        }
+        for name, taken in seconds.items()
+    }
+
+
+def ratios_to(plain: str, medians: dict[str, dict[str, float]], kind: str) -> dict[str, float]:
+    """Returns the times of one kind relative to those of the plain run."""
+    return {
+        name: round(taken[kind] / medians[plain][kind], 3)
+        for name, taken in medians.items()
+        if name != plain
+    }
 
 
 def write_report(path: Path, results: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """What the documentation shows is run."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -41,6 +42,26 @@ def test_links_in_the_documentation_lead_somewhere(page):
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
     assert all((ROOT / page).parent.joinpath(link).exists() for link in links), links
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_in_the_documentation_exist(page):
+    """`irpe.ops.gather` and `irpe.ops.gather.bucket_sum` alike."""
+    for name in re.findall(r"`(irpe(?:\.\w+)+)", (ROOT / page).read_text()):
+        module, rest = name, []
+        while not _is_module(module):
+            module, _, last = module.rpartition(".")
+            rest.insert(0, last)
+        found = importlib.import_module(module)
+        for part in rest:
+            found = getattr(found, part)
+
+
+def _is_module(name):
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def test_the_example_runs(tmp_path, monkeypatch, capsys):

@@ -9,17 +9,17 @@ from torch import Tensor
 
 def compute_dtype(q: Tensor) -> torch.dtype:
     """Returns the dtype that `scaled_dot_product_attention` would use, also under autocast."""
-    device = q.device.type
-    autocasts = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if autocasts else q.dtype
+    return torch.get_autocast_dtype(q.device.type) if _autocasts(q) else q.dtype
 
 
 def without_autocast(q: Tensor) -> AbstractContextManager[object]:
     """Returns a context in which no operation on the device changes the dtype of its inputs."""
+    return torch.autocast(q.device.type, enabled=False) if _autocasts(q) else nullcontext()
+
+
+def _autocasts(q: Tensor) -> bool:
     device = q.device.type
-    if not torch.amp.is_autocast_available(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -20,6 +20,7 @@ from irpe.ops.impl.blockwise.terms import (
     join_sums,
     keeps_sums,
     make_terms,
+    release_products,
     restore_sums,
     table_gradients,
 )
@@ -158,6 +159,7 @@ class BlockPasses:
         value_terms: Sequence[Term],
     ) -> Gradients:
         call, tables = self.call, self.tables
+        release_products((*self.key_terms, *self.query_terms, *value_terms))
         table_dq = None if call.table_q is None else torch.zeros_like(dq)
         table_dk = None if call.table_k is None else torch.zeros_like(dk)
         add_combinations(dq if table_dq is None else table_dq, self.key_terms, tables.key)

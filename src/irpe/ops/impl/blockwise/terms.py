@@ -79,11 +79,15 @@ class BucketTerm:
         pattern.add(gather(self.z[block], pattern.ids, "query"), scores)
 
     def collect(self, block: Block, scores: Scores) -> None:
-        """Adds the pairs of a block to the sums."""
-        pattern = self._pattern(block.queries)
+        """Adds the pairs of a block to the sums, which take the memory of its products.
+
+        A block's products are not needed once it is collected, and are as large.
+        """
         if self.sums is None:
-            self.sums = scores.new_zeros(*self.x.shape[:3], self.table.shape[1])
-        add_bucket_sum_(self.sums[block], pattern.collect(scores), pattern.ids, "query")
+            shape = (*self.x.shape[:3], self.table.shape[1])
+            self.sums = self.z if "z" in vars(self) else scores.new_empty(shape)
+        pattern, sums = self._pattern(block.queries), self.sums[block].zero_()
+        add_bucket_sum_(sums, pattern.collect(scores), pattern.ids, "query")
 
     def combination(self) -> Tokens:
         """Returns the combination of all that was collected."""
@@ -136,7 +140,8 @@ class KeyBucketTerm:
     def collect(self, block: Block, scores: Scores) -> None:
         """Adds the pairs of a block to the sums."""
         if self.sums is None:
-            self.sums = scores.new_zeros(self.z.shape)
+            batch, heads, keys, _ = self.x.shape
+            self.sums = scores.new_zeros(batch, heads, 1, keys * self.table.shape[1])
         add_bucket_sum_(self.sums[block[:2]], scores, self._index(block.queries), "nobody")
 
     def combination(self) -> Tokens:
@@ -356,6 +361,13 @@ def restore_sums(terms: Sequence[Term], joined: Sums) -> None:
     for term, sums in zip(terms, joined.split([t.table.shape[1] for t in terms], -1), strict=True):
         assert isinstance(term, BucketTerm)
         term.sums = sums
+
+
+def release_products(terms: Sequence[Term]) -> None:
+    """Frees what was made for the products, once all blocks are done: the sums are as large."""
+    for term in terms:
+        for name in ("z", "narrow"):
+            vars(term).pop(name, None)
 
 
 def add_combinations(out: Tokens, terms: Sequence[Term], tables: Sequence[VectorTable]) -> None:
