@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.inject import Change, GridSource, Site, Undo, choose_layers
+from irpe.adapters.plan import Change, GridSource, Site, Undo, choose_layers
 from irpe.nn.generator import PositionGenerator
 
 _FIRST_BLOCKS = 5  # the paper's CPVT (0-5): after blocks 0 to 4

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from irpe.adapters.cpvt import choose_blocks, has_generator, insert
-from irpe.adapters.inject import (
+from irpe.adapters.plan import (
     Change,
     Plan,
     Request,
@@ -30,10 +30,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 # In order: the first adapter that finds an attention takes the model.
 ADAPTERS = {
-    "timm": "irpe.adapters.timm",
-    "transformers": "irpe.adapters.transformers",
-    "torchvision": "irpe.adapters.torchvision",
-    "torch": "irpe.adapters.torch_nn",
+    "timm": "irpe.adapters.hosts.timm.vit",
+    "transformers": "irpe.adapters.hosts.transformers.saving",
+    "torchvision": "irpe.adapters.hosts.torchvision",
+    "torch": "irpe.adapters.hosts.torch_nn",
 }
 _SUPPORTED = (
     "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...) and "

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from irpe.adapters.inject import Undo, encoding_of, grid_of
+from irpe.adapters.plan import Undo, encoding_of, grid_of
 
 
 class RPEMultiheadAttention(nn.MultiheadAttention):

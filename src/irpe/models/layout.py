@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from irpe.adapters.equip import equipped_attentions
-from irpe.adapters.inject import encoding_of
-from irpe.adapters.keep import check_tensors
+from irpe.adapters.plan import encoding_of
+from irpe.adapters.saving import check_tensors
 from irpe.models.detr import rename_detr
 
 WHERE = "https://github.com/wkcn/iRPE-model-zoo/releases/download/1.0/"

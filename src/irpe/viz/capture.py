@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.adapters.equip import equipped_attentions
-from irpe.adapters.inject import encoding_of
+from irpe.adapters.plan import encoding_of
 from irpe.core.grid import Grid
 from irpe.nn.encoding import RelativePositionEncoding
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from irpe.adapters.equip import equipped_attentions
-from irpe.adapters.inject import encoding_of
+from irpe.adapters.plan import encoding_of
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.viz.canvas import COLUMN, DIVERGING, draw_map, new_figure, panels, styled
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import ShiftedWindowAttention, SwinTransformer
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from irpe.adapters.follow import RecordFeatureMap, follow_grid
-from irpe.adapters.inject import (
+from irpe.adapters.grids import RecordFeatureMap, follow_grid
+from irpe.adapters.multihead import RPEMultiheadAttention
+from irpe.adapters.plan import (
     GridSource,
     Plan,
     Request,
@@ -22,7 +23,6 @@ from irpe.adapters.inject import (
     grid_of,
     put_absolute,
 )
-from irpe.adapters.multihead import RPEMultiheadAttention
 
 _BIAS = "relative_position_bias_table"
 _APART = -100.0  # what the scores of tokens from different places get in a shifted window

@@ -26,19 +26,8 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
 from transformers.models.swin.modeling_swin import SwinEmbeddings, SwinLayer
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
 
-from irpe.adapters.follow import RecordFeatureMap, follow_grid
-from irpe.adapters.inject import (
-    Change,
-    GridSource,
-    Plan,
-    Request,
-    Site,
-    Undo,
-    check_window,
-    encoding_of,
-    put_absolute,
-)
-from irpe.adapters.transformers_attention import (
+from irpe.adapters.grids import RecordFeatureMap, follow_grid
+from irpe.adapters.hosts.transformers.attention import (
     ForgetGrid,
     NoPositionEmbedding,
     RecordWindow,
@@ -48,6 +37,17 @@ from irpe.adapters.transformers_attention import (
     RPEDinov2WithRegistersAttention,
     RPESwinAttention,
     RPEViTAttention,
+)
+from irpe.adapters.plan import (
+    Change,
+    GridSource,
+    Plan,
+    Request,
+    Site,
+    Undo,
+    check_window,
+    encoding_of,
+    put_absolute,
 )
 
 # Attributes that do not make another model: states, and what the configuration tells already.

@@ -11,8 +11,8 @@ from timm.models.swin_transformer import SwinTransformer, WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from irpe.adapters.follow import follow_grid
-from irpe.adapters.inject import (
+from irpe.adapters.grids import follow_grid
+from irpe.adapters.plan import (
     GridSource,
     Plan,
     Request,

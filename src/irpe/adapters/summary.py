@@ -7,7 +7,7 @@ from torch import nn
 
 from irpe.adapters.cpvt import generator_of, grid_after
 from irpe.adapters.equip import attentions_if_any, equipped_blocks, table_names
-from irpe.adapters.inject import encoding_of, grid_of
+from irpe.adapters.plan import encoding_of, grid_of
 
 
 @dataclass(frozen=True)

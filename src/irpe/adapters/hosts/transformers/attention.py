@@ -6,7 +6,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from irpe.adapters.inject import GridSource, encoding_of, grid_of
+from irpe.adapters.plan import GridSource, encoding_of, grid_of
 
 try:
     from transformers.models.deit.modeling_deit import DeiTAttention

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from irpe.adapters.inject import GridSource, Undo
+from irpe.adapters.plan import GridSource, Undo
 
 
 class RecordFeatureMap:

@@ -7,8 +7,8 @@ from typing import Any
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from irpe.adapters.inject import GridSource, Plan, Request, Site, Undo
 from irpe.adapters.multihead import RPEMultiheadAttention, leave_fast_path
+from irpe.adapters.plan import GridSource, Plan, Request, Site, Undo
 
 
 def plan(model: nn.Module, request: Request) -> Plan:
