@@ -157,7 +157,7 @@ def test_a_failing_last_step_undoes_all_steps_before(monkeypatch):
         assert model.layers[0].blocks[0].attn.relative_position_bias_table is None
         raise RuntimeError("the disk is full")
 
-    monkeypatch.setattr("irpe.adapters.equip._note", fail)
+    monkeypatch.setattr("irpe.adapters.equip._record_equipment", fail)
     with pytest.raises(RuntimeError, match="the disk is full"):
         irpe.equip(model, SPEC, builtin_bias="drop")
     assert state_of(model) == before

@@ -11,7 +11,7 @@ from adapters.hosts import gradients, perturb, state_of
 from adapters.libraries import HOSTS, IN_WINDOWS, WINDOW, Outputs, equipped, predict
 
 import irpe
-from irpe.adapters.equip import equipped_attentions
+from irpe.adapters.equipped import equipped_attentions
 from irpe.core import buckets
 
 SPEC = "product-contextual-qkv"

@@ -192,17 +192,20 @@ def only_a_pickle(path):
 
 
 WRONG = {
-    "no encoding": (lambda path: change_config(path, irpe=None), "tells of no encoding"),
+    "no encoding": (lambda path: change_config(path, irpe=None), "names no encoding"),
     "no class": (lambda path: change_config(path, architectures=None), "damaged"),
-    "unknown class": (lambda path: change_config(path, architectures=["os"]), "'os' is no model"),
-    "no model": (lambda path: change_config(path, architectures=["ViTConfig"]), "is no model"),
+    "unknown class": (
+        lambda path: change_config(path, architectures=["os"]),
+        "'os' is not a model",
+    ),
+    "no model": (lambda path: change_config(path, architectures=["ViTConfig"]), "is not a model"),
     "other encoding": (
         lambda path: change_config(path, irpe=[{"spec": "cross-bias-k"}]),
         "does not fit|KeyError",
     ),
     "unknown argument": (lambda path: change_config(path, irpe=[{"trust": 1}]), "does not fit"),
     "other sizes": (lambda path: change_config(path, hidden_size=16), "does not fit"),
-    "nonsense": (lambda path: change_config(path, hidden_size="x"), "no configuration"),
+    "nonsense": (lambda path: change_config(path, hidden_size="x"), "not a configuration"),
     "fetched code": (
         lambda path: change_config(path, attn_implementation="someone/kernel"),
         "'someone/kernel' in a configuration may name code",

@@ -24,7 +24,7 @@ from transformers import AttentionInterface
 from transformers.models.detr.modeling_detr import DetrSelfAttention, DetrSinePositionEmbedding
 
 import irpe
-from irpe.adapters.equip import equipped_attentions, table_names
+from irpe.adapters.equipped import equipped_attentions, table_names
 from irpe.core.sinusoid import sinusoid
 
 SPEC = "product-contextual-qkv"
@@ -252,6 +252,7 @@ def test_the_grid_follows_the_size_of_the_input(make, arguments, size):
     ],
     ids=["DINOv2", "DETR"],
 )
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 def test_gradient_checkpointing_of_two_shapes_in_one_step(make, inputs):
     model = equipped(make).train()
     gradients = []

@@ -8,7 +8,7 @@ from adapters.hosts import images, perturb
 from models import authors
 
 import irpe
-from irpe.adapters.equip import equipped_attentions
+from irpe.adapters.equipped import equipped_attentions
 from irpe.models.detr import parse_detr_name, rename_detr
 
 SIZES = {

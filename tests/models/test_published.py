@@ -14,7 +14,7 @@ from torch import nn
 
 import irpe
 import irpe.models
-from irpe.adapters.equip import equipped_attentions
+from irpe.adapters.equipped import equipped_attentions
 from irpe.models.deit import DEITS
 
 TINY = "deit_tiny_patch16_224_ctx_product_50_shared_k"

@@ -1,13 +1,35 @@
 """How the attentions of a model learn the grid of each input, whatever library it comes from."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from irpe.adapters.plan import GridSource, Undo
+
+class GridSource:
+    """The grid of the input that a model works on, shared by the attentions that see this grid.
+
+    Args:
+        grid: The grid, if it is known before the first input.
+    """
+
+    def __init__(self, grid: Sequence[int] | None) -> None:
+        self.grid = None if grid is None else tuple(grid)
+
+    def current(self) -> tuple[int, ...]:
+        """Returns the grid of the current input."""
+        if self.grid is None:
+            raise RuntimeError("the grid is not known before the model has seen its first input")
+        return self.grid
+
+
+def grid_of(attention: nn.Module) -> GridSource:
+    """Returns where an equipped attention takes its grid from."""
+    source: object = attention.__dict__["rpe_grid"]
+    assert isinstance(source, GridSource)
+    return source
 
 
 class RecordFeatureMap:
@@ -55,7 +77,7 @@ def follow_grid(
     record: Callable[..., None],
     blocks: Iterable[nn.Module],
     source: GridSource,
-) -> Undo:
+) -> Callable[[], None]:
     """Keeps the grid up to date, input by input.
 
     Args:

@@ -19,7 +19,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from irpe.adapters.equip import ADAPTERS, Equipment, adapters_of, apply_equipment, equipment_of
+from irpe.adapters.equip import apply_equipment
+from irpe.adapters.equipped import Equipment, equipment_of
+from irpe.adapters.hosts import HOSTS, hosts_of
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
 
@@ -101,8 +103,8 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
     Libraries do not record all arguments of a model, so a description counts only if the model that
     it builds is the same: layer by layer, and tensor by tensor in name and shape.
     """
-    for library, adapter in adapters_of(model).items():
-        arguments = adapter.describe(model)
+    for library, adapter in hosts_of(model).items():
+        arguments = adapter.describe_model(model)
         if arguments is None:
             continue
         host = {"library": library, "arguments": arguments}
@@ -110,7 +112,7 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
             twin = _build(host, Path())
         for call in equipment_of(model):
             apply_equipment(twin, call)
-        passing = _PASSING | getattr(adapter, "PASSING", set[str]())
+        passing = _PASSING | getattr(adapter, "STATE_ATTRIBUTES", set[str]())
         is_same = _structure(twin, passing) == _structure(model, passing)
         if is_same and _layout(twin) == _layout(model):
             return host
@@ -154,10 +156,10 @@ def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
             "plain model and pass it, irpe.load_equipped(path, model=plain)"
         )
     try:
-        return importlib.import_module(ADAPTERS[host["library"]]).build(host["arguments"])
+        return importlib.import_module(HOSTS[host["library"]]).build_model(host["arguments"])
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path / _DESCRIPTION} describes no model of {', '.join(ADAPTERS)}: {error!r}"
+            f"{path / _DESCRIPTION} describes no model of {', '.join(HOSTS)}: {error!r}"
         ) from error
 
 
@@ -165,7 +167,7 @@ def _read_pretrained(
     path: Path, model: nn.Module | None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     require("transformers", "transformers")
-    adapter = importlib.import_module(ADAPTERS["transformers"])
+    adapter = importlib.import_module(HOSTS["transformers"])
     if model is not None:
         raise ValueError(f"{path / 'config.json'} tells the model: leave model= out")
     description = adapter.read_config(path)

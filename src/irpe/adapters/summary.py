@@ -5,9 +5,14 @@ from typing import Any
 
 from torch import nn
 
-from irpe.adapters.cpvt import generator_of, grid_after
-from irpe.adapters.equip import attentions_if_any, equipped_blocks, table_names
-from irpe.adapters.plan import encoding_of, grid_of
+from irpe.adapters.equipped import (
+    attentions_if_any,
+    encoding_of,
+    equipped_blocks,
+    generator_of,
+    table_names,
+)
+from irpe.adapters.grids import grid_of
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def _summarize_block(name: str, block: nn.Module) -> AttentionSummary:
     return AttentionSummary(
         name=name,
         spec="cpvt",
-        grid=grid_after(block),
+        grid=grid_of(block).grid,
         num_prefix_tokens=generator.num_prefix_tokens,
         num_buckets=generator.weight[0].numel(),
         num_used_buckets=generator.weight[0].numel(),

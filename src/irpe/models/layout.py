@@ -15,8 +15,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.equip import equipped_attentions
-from irpe.adapters.plan import encoding_of
+from irpe.adapters.equipped import encoding_of, equipped_attentions
 from irpe.adapters.saving import check_tensors
 from irpe.models.detr import rename_detr
 

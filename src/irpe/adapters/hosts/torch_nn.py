@@ -7,11 +7,13 @@ from typing import Any
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from irpe.adapters.changes import Undo
+from irpe.adapters.grids import GridSource
 from irpe.adapters.multihead import RPEMultiheadAttention, leave_fast_path
-from irpe.adapters.plan import GridSource, Plan, Request, Site, Undo
+from irpe.adapters.plan import Plan, Request, Site
 
 
-def plan(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, request: Request) -> Plan:
     """Returns the self-attentions of a model that are made of torch.nn's."""
     found = Plan()
     source = GridSource(request.grid)
@@ -33,7 +35,7 @@ def plan(model: nn.Module, request: Request) -> Plan:
                 head_dim=attention.head_dim,
                 num_prefix_tokens=request.num_prefix_tokens or 0,
                 grid=source,
-                change=partial(leave_fast_path, attention),
+                changes=[partial(leave_fast_path, attention)],
                 check=partial(_check, attention, name, request),
             )
         )
@@ -59,7 +61,7 @@ def _check(attention: nn.MultiheadAttention, name: str, request: Request) -> Non
         raise ValueError(f"{where}kdim or vdim differ from embed_dim: this is cross-attention")
     if attention.bias_k is not None or attention.add_zero_attn:
         raise ValueError(
-            f"{where}add_bias_kv and add_zero_attn append tokens that have no place on the grid: "
+            f"{where}add_bias_kv and add_zero_attn append tokens that are not on the grid: "
             "create the attention without them"
         )
 
@@ -71,7 +73,7 @@ def _keep_padding(encoder: nn.TransformerEncoder) -> Undo:
     return partial(setattr, encoder, "use_nested_tensor", before)
 
 
-def describe(model: nn.Module) -> dict[str, Any] | None:
+def describe_model(model: nn.Module) -> dict[str, Any] | None:
     """Returns the arguments with which a module of torch.nn was made, if it is one."""
     if isinstance(model, nn.MultiheadAttention):
         return {
@@ -99,7 +101,7 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
             "bias": model.linear1._parameters["bias"] is not None,
         }
     if isinstance(model, nn.TransformerEncoder) and isinstance(model.norm, nn.LayerNorm | NoneType):
-        layers = [describe(layer) for layer in model.layers]
+        layers = [describe_model(layer) for layer in model.layers]
         if layers[0] is None or any(layer != layers[0] for layer in layers):
             return None
         return {
@@ -111,7 +113,7 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
     return None
 
 
-def build(arguments: dict[str, Any]) -> nn.Module:
+def build_model(arguments: dict[str, Any]) -> nn.Module:
     """Returns the plain module of a description."""
     arguments = dict(arguments)
     kind = arguments.pop("kind")
@@ -120,7 +122,7 @@ def build(arguments: dict[str, Any]) -> nn.Module:
         if kind not in kinds:
             raise ValueError(f"kind {kind!r} is not one of {', '.join(sorted(kinds))}")
         return getattr(nn, kind)(**arguments)
-    layer = build(arguments["layer"])
+    layer = build_model(arguments["layer"])
     assert isinstance(layer, nn.TransformerEncoderLayer)
     eps = arguments["norm_eps"]
     norm = None if eps is None else nn.LayerNorm(layer.self_attn.embed_dim, eps=eps)

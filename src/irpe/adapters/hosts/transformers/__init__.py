@@ -1,1 +1,36 @@
-"""Models of transformers."""
+"""transformers: a file for each family of models, and how models are saved."""
+
+from functools import partial
+
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+from irpe.adapters.hosts.transformers.saving import STATE_ATTRIBUTES as STATE_ATTRIBUTES
+from irpe.adapters.hosts.transformers.saving import build_model as build_model
+from irpe.adapters.hosts.transformers.saving import describe_model as describe_model
+from irpe.adapters.hosts.transformers.saving import read_config as read_config
+from irpe.adapters.hosts.transformers.saving import read_tensors as read_tensors
+from irpe.adapters.hosts.transformers.saving import write_config
+from irpe.adapters.plan import Plan, Request
+
+try:
+    from irpe.adapters.hosts.transformers import detr, swin, vit
+except ImportError as error:
+    raise ImportError(
+        f"transformers {transformers.__version__} has other attentions than irpe knows: "
+        "pip install -U 'irpe[transformers]'"
+    ) from error
+
+_FAMILIES = (vit, swin, detr)
+
+
+def find_attentions(model: nn.Module, request: Request) -> Plan:
+    """Returns the attentions of all supported transformers in a model, and what else changes."""
+    found = Plan()
+    for name, module in model.named_modules():
+        for family in _FAMILIES:
+            family.add_sites(found, name, module, request)
+    if isinstance(model, PreTrainedModel):
+        found.record = partial(write_config, model.config)
+    return found
