@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.grids import GridSource
+from irpe.adapters.grids import SOURCE, GridSource
 from irpe.core.sinusoid import sinusoid
 from irpe.nn.encoding import RelativePositionEncoding
 
@@ -41,12 +41,12 @@ def equip_attention(
     """
     plain_class = type(attention)
     attention.rpe = encoding
-    attention.__dict__["rpe_grid"] = grid
+    vars(attention)[SOURCE] = grid
     attention.__class__ = equipped_class
 
     def undo() -> None:
         attention.__class__ = plain_class
-        del attention.rpe, attention.__dict__["rpe_grid"]
+        del attention.rpe, vars(attention)[SOURCE]
 
     return undo
 

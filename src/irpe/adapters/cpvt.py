@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 
 from irpe.adapters.changes import Undo, set_attribute
 from irpe.adapters.equipped import generator_of, has_generator
-from irpe.adapters.grids import grid_of
+from irpe.adapters.grids import SOURCE, grid_after, mark
 from irpe.adapters.plan import Site, choose_layers
 from irpe.nn.generator import PositionGenerator
 
@@ -45,7 +46,7 @@ def insert_generator(site: Site) -> Undo:
     like = next(block.parameters())
     generator = PositionGenerator(site.block_dim, site.num_prefix_tokens, like.device, like.dtype)
     block.peg = generator.train(block.training)
-    forget_grid = set_attribute(block, "rpe_grid", site.grid)
+    forget_grid = set_attribute(block, SOURCE, site.grid)
     handle = block.register_forward_hook(_generate_positions)
 
     def undo() -> None:
@@ -58,4 +59,8 @@ def insert_generator(site: Site) -> Undo:
 
 def _generate_positions(block: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """A hook on a block: returns its output with generated positions."""
-    return generator_of(block)(output, grid_of(block).current())
+    grid = grid_after(block, output)
+    tokens = generator_of(block)(output, grid)
+    if not torch.compiler.is_compiling():
+        mark(tokens, grid)
+    return tokens

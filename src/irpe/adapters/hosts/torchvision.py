@@ -12,7 +12,7 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 
 from irpe.adapters.changes import drop_parameter, put_absolute
 from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import GridSource, RecordFeatureMap, follow_grid, grid_of
+from irpe.adapters.grids import GridSource, follow_grid, grid_of, map_source
 from irpe.adapters.multihead import RPEMultiheadAttention
 from irpe.adapters.plan import Plan, Request, Site, check_window
 
@@ -97,7 +97,7 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
 
 def _add_vit(found: Plan, name: str, vit: VisionTransformer, request: Request) -> None:
     side, count = vit.image_size // vit.patch_size, request.num_prefix_tokens
-    source = GridSource(request.grid or (side, side))
+    source = map_source(request.grid, (side, side), vit, "conv_proj")
     blocks: dict[str, Any] = {
         path: m for path, m in vit.named_modules(prefix=name) if isinstance(m, EncoderBlock)
     }
@@ -113,9 +113,7 @@ def _add_vit(found: Plan, name: str, vit: VisionTransformer, request: Request) -
                 grid=source,
             )
         )
-    if request.grid is None:
-        record = RecordFeatureMap(source)
-        found.changes.append(partial(follow_grid, vit.conv_proj, record, blocks.values(), source))
+    found.changes.append(partial(follow_grid, source, blocks.values()))
     if request.absolute != "keep":
         found.changes.append(
             partial(put_absolute, vit.encoder, "pos_embedding", (side, side), request.absolute)

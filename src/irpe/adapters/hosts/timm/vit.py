@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.changes import Undo, put_absolute, set_attribute
 from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import GridSource, follow_grid, grid_of
+from irpe.adapters.grids import FollowedGrid, GridSource, follow_grid, followed_grid, grid_of
 from irpe.adapters.plan import Plan, Request, Site
 
 
@@ -41,22 +41,6 @@ class RPEViTAttention(Attention):
         return self.proj_drop(self.proj(z))
 
 
-class RecordGrid:
-    """A hook on the patch embedding that notes the grid of each input.
-
-    Args:
-        source: Where the attentions look the grid up.
-    """
-
-    def __init__(self, source: GridSource) -> None:
-        self.source = source
-
-    def __call__(self, embedding: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Notes the grid."""
-        height, width = embedding.dynamic_feat_size(inputs[0].shape[-2:])
-        self.source.grid = (height, width)
-
-
 class SetInputSize:
     """Replaces a model's own `set_input_size`, which would make a learned encoding again.
 
@@ -83,7 +67,7 @@ def add_sites(found: Plan, name: str, vit: nn.Module, request: Request) -> None:
             "patch_drop removes tokens, and the rest is not a grid any more: create the model with "
             "patch_drop_rate=0"
         )
-    source = GridSource(request.grid or vit.patch_embed.grid_size)
+    source = _grid_source(vit, request)
     count = request.num_prefix_tokens
     for index, block in enumerate(vit.blocks):
         for path, attention in block.named_modules(prefix=f"{name}.blocks.{index}".lstrip(".")):
@@ -100,16 +84,27 @@ def add_sites(found: Plan, name: str, vit: nn.Module, request: Request) -> None:
                     block_dim=vit.embed_dim,
                 )
                 found.sites.append(site)
-    if request.grid is None:
-        found.changes.append(partial(_follow_grid, vit, source))
+    blocks: Any = vit.blocks
+    found.changes.append(partial(follow_grid, source, blocks))
     has_absolute = request.requires_absolute or vit.pos_embed is not None
     if request.absolute != "keep" and has_absolute:
         found.changes.append(partial(_replace_absolute, vit, request.absolute))
 
 
-def _follow_grid(vit: VisionTransformer, source: GridSource) -> Undo:
-    blocks: Any = vit.blocks
-    return follow_grid(vit.patch_embed, RecordGrid(source), blocks, source)
+def _grid_source(vit: VisionTransformer, request: Request) -> GridSource:
+    if request.grid is not None:
+        return GridSource(request.grid)
+    size = vit.patch_embed.grid_size
+    return followed_grid(vit) or FollowedGrid(size, vit, "patch_embed", _measure)
+
+
+def _measure(embedding: Any, image: Tensor, output: Tensor) -> tuple[int, ...]:
+    """Returns the grid that a patch embedding makes of an image."""
+    if output.ndim == 4:  # batch rows columns channels, of models with dynamic_img_size
+        return tuple(output.shape[1:3])
+    if hasattr(embedding, "dynamic_feat_size"):
+        return tuple(embedding.dynamic_feat_size(image.shape[-2:]))
+    return tuple(embedding.grid_size)
 
 
 def _replace_absolute(vit: VisionTransformer, absolute: str) -> Undo:

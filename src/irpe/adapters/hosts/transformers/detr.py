@@ -13,7 +13,7 @@ from transformers.models.detr.modeling_detr import (
 )
 
 from irpe.adapters.changes import Undo
-from irpe.adapters.grids import GridSource, RecordFeatureMap, follow_grid
+from irpe.adapters.grids import follow_grid, map_source
 from irpe.adapters.hosts.transformers.attention import attend, make_site
 from irpe.adapters.plan import Plan, Request
 
@@ -31,26 +31,6 @@ class RPEDetrAttention(DetrSelfAttention):
         """Returns the attended tokens and, if asked for, the weights."""
         x = hidden_states if position_embeddings is None else hidden_states + position_embeddings
         return attend(self, x, hidden_states, attention_mask, kwargs)
-
-
-class ForgetGrid:
-    """A hook on DETR: an input that does not pass the backbone must not get the last one's grid.
-
-    Args:
-        source: Where the attentions look the grid up.
-    """
-
-    def __init__(self, source: GridSource) -> None:
-        self.source = source
-
-    def __call__(self, detr: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forgets the grid, which the backbone is to tell again."""
-        if kwargs.get("inputs_embeds") is not None:
-            raise ValueError(
-                "inputs_embeds do not tell their grid: pass pixel_values, or equip the model with "
-                "grid=(rows, columns)"
-            )
-        self.source.grid = None
 
 
 class NoPositionEmbedding(nn.Module):
@@ -79,19 +59,17 @@ def add_sites(found: Plan, name: str, detr: Any, request: Request) -> None:
     """Adds the self-attentions of the encoder of a DETR, and what else changes in it."""
     if not isinstance(detr, DetrModel):
         return
-    source, check = GridSource(request.grid), partial(_check, detr, request)
+    source = map_source(request.grid, None, detr, "input_projection")
+    check = partial(_check, detr, request)
     layers: dict[str, Any] = {
         path: m for path, m in detr.named_modules(prefix=name) if isinstance(m, DetrEncoderLayer)
     }
     for path, layer in layers.items():
         site = make_site(f"{path}.self_attn", layer.self_attn, RPEDetrAttention, 0, source, check)
         found.sites.append(site)
+    found.changes.append(partial(follow_grid, source, layers.values()))
     if request.grid is None:
-        record = RecordFeatureMap(source)
-        found.changes.append(
-            partial(follow_grid, detr.input_projection, record, layers.values(), source)
-        )
-        found.changes.append(partial(_forget_grid, detr, source))
+        found.changes.append(partial(_refuse_embeddings, detr))
     if request.absolute != "keep":
         found.changes.append(partial(_replace_absolute, detr, request.absolute))
 
@@ -109,8 +87,17 @@ def _check(detr: Any, request: Request) -> None:
         )
 
 
-def _forget_grid(detr: DetrModel, source: GridSource) -> Undo:
-    return detr.register_forward_pre_hook(ForgetGrid(source), with_kwargs=True).remove
+def _refuse_embeddings(detr: DetrModel) -> Undo:
+    return detr.register_forward_pre_hook(_check_inputs, with_kwargs=True).remove
+
+
+def _check_inputs(detr: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A hook before DETR: embeddings do not pass the module that the grid is measured at."""
+    if kwargs.get("inputs_embeds") is not None:
+        raise ValueError(
+            "inputs_embeds do not have a grid of their own: pass pixel_values, or equip the model "
+            "with grid=(rows, columns)"
+        )
 
 
 def _replace_absolute(detr: Any, absolute: str) -> Undo:

@@ -41,7 +41,7 @@ class RecordWindow:
 
     def __call__(self, attention: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Records the grid of a window."""
-        self.source.grid = (self.layer.window_size, self.layer.window_size)
+        self.source.announce((self.layer.window_size, self.layer.window_size))
 
 
 def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:

@@ -18,7 +18,7 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
 from transformers.models.vit.modeling_vit import ViTAttention, ViTEmbeddings, ViTLayer
 
 from irpe.adapters.changes import put_absolute
-from irpe.adapters.grids import GridSource, RecordFeatureMap, follow_grid
+from irpe.adapters.grids import follow_grid, map_source
 from irpe.adapters.hosts.transformers.attention import attend, make_site
 from irpe.adapters.plan import Plan, Request
 
@@ -72,7 +72,7 @@ def add_sites(found: Plan, name: str, vit: Any, request: Request) -> None:
     embeddings = vit.embeddings
     patches, count = embeddings.patch_embeddings, request.num_prefix_tokens
     grid = tuple(a // b for a, b in zip(patches.image_size, patches.patch_size, strict=True))
-    source = GridSource(request.grid or grid)
+    source = map_source(request.grid, grid, vit, "embeddings.patch_embeddings.projection")
     count = _count_prefix_tokens(embeddings) if count is None else count
     layers: dict[str, Any] = {
         path: m for path, m in vit.named_modules(prefix=name) if isinstance(m, layer_class)
@@ -80,11 +80,7 @@ def add_sites(found: Plan, name: str, vit: Any, request: Request) -> None:
     for path, layer in layers.items():
         site = make_site(f"{path}.attention", layer.attention, equipped_class, count, source)
         found.sites.append(site)
-    if request.grid is None:
-        record = RecordFeatureMap(source)
-        found.changes.append(
-            partial(follow_grid, patches.projection, record, layers.values(), source)
-        )
+    found.changes.append(partial(follow_grid, source, layers.values()))
     if request.absolute != "keep":
         found.changes.append(
             partial(put_absolute, embeddings, "position_embeddings", grid, request.absolute)
