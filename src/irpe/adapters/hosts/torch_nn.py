@@ -1,10 +1,7 @@
 """torch.nn: MultiheadAttention, alone and in TransformerEncoderLayer and TransformerEncoder."""
 
 from functools import partial
-from types import NoneType
-from typing import Any
 
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from irpe.adapters.changes import Undo
@@ -71,61 +68,3 @@ def _keep_padding(encoder: nn.TransformerEncoder) -> Undo:
     before = encoder.use_nested_tensor
     encoder.use_nested_tensor = False
     return partial(setattr, encoder, "use_nested_tensor", before)
-
-
-def describe_model(model: nn.Module) -> dict[str, Any] | None:
-    """Returns the arguments with which a module of torch.nn was made, if it is one."""
-    if isinstance(model, nn.MultiheadAttention):
-        return {
-            "kind": "MultiheadAttention",
-            "embed_dim": model.embed_dim,
-            "num_heads": model.num_heads,
-            "dropout": model.dropout,
-            "bias": model._parameters["in_proj_bias"] is not None,
-            "batch_first": model.batch_first,
-        }
-    if isinstance(model, nn.TransformerEncoderLayer):
-        names: dict[Any, str] = {F.relu: "relu", F.gelu: "gelu"}
-        if model.activation not in names:
-            return None
-        return {
-            "kind": "TransformerEncoderLayer",
-            "d_model": model.self_attn.embed_dim,
-            "nhead": model.self_attn.num_heads,
-            "dim_feedforward": model.linear1.out_features,
-            "dropout": model.dropout.p,
-            "activation": names[model.activation],
-            "layer_norm_eps": model.norm1.eps,
-            "batch_first": model.self_attn.batch_first,
-            "norm_first": model.norm_first,
-            "bias": model.linear1._parameters["bias"] is not None,
-        }
-    if isinstance(model, nn.TransformerEncoder) and isinstance(model.norm, nn.LayerNorm | NoneType):
-        layers = [describe_model(layer) for layer in model.layers]
-        if layers[0] is None or any(layer != layers[0] for layer in layers):
-            return None
-        return {
-            "kind": "TransformerEncoder",
-            "layer": layers[0],
-            "num_layers": len(layers),
-            "norm_eps": None if model.norm is None else model.norm.eps,
-        }
-    return None
-
-
-def build_model(arguments: dict[str, Any]) -> nn.Module:
-    """Returns the plain module of a description."""
-    arguments = dict(arguments)
-    kind = arguments.pop("kind")
-    if kind != "TransformerEncoder":
-        kinds = {"MultiheadAttention", "TransformerEncoderLayer"}
-        if kind not in kinds:
-            raise ValueError(f"kind {kind!r} is not one of {', '.join(sorted(kinds))}")
-        return getattr(nn, kind)(**arguments)
-    layer = build_model(arguments["layer"])
-    assert isinstance(layer, nn.TransformerEncoderLayer)
-    eps = arguments["norm_eps"]
-    norm = None if eps is None else nn.LayerNorm(layer.self_attn.embed_dim, eps=eps)
-    return nn.TransformerEncoder(
-        layer, arguments["num_layers"], norm=norm, enable_nested_tensor=False
-    )
