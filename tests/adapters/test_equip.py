@@ -82,6 +82,8 @@ WRONG = [
     ({"absolute": "learned"}, "'learned' is not one of keep, none, sinusoid"),
     ({"builtin_bias": "remove"}, "'remove' is not one of keep, drop"),
     ({"num_prefix_tokens": -1}, "-1"),
+    ({"spec": "cpvt", "impl": "reference"}, "'reference': encoding 'cpvt' leaves attention"),
+    ({"spec": "none", "impl": "reference"}, "'reference': encoding 'none' leaves attention"),
     ({"num_prefix_tokens": True}, "True"),
     ({"grid": (4, 0)}, r"\(4, 0\)"),
     ({"grid": "4x4"}, "4x4"),

@@ -19,6 +19,7 @@ from adapters.hosts import (
 from torch import nn
 
 import irpe
+from irpe.adapters.equipped import equipment_of
 
 SPEC = "product-contextual-k"
 FILES = ["irpe.json", "model.safetensors"]
@@ -148,6 +149,23 @@ def test_blocks_with_different_encodings(tmp_path):
     perturb(irpe.equip(model, "cross-bias-k+unshared", layers=[1]))
     irpe.save_equipped(model, tmp_path / "model")
     assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
+
+
+def test_the_implementation_is_kept(tmp_path):
+    model = irpe.equip(make_vit(), SPEC, impl="reference")
+    irpe.save_equipped(model, tmp_path / "model")
+    loaded = irpe.load_equipped(tmp_path / "model")
+    for each in (model, loaded):
+        assert [block.attn.rpe.impl for block in each.blocks] == ["reference"] * 2
+    assert equipment_of(loaded) == equipment_of(model)
+
+
+def test_a_file_that_names_no_implementation_leaves_the_choice(saved):
+    path, model = saved
+    (call,) = json.loads((path / "irpe.json").read_text())["equipment"]
+    assert call.pop("impl") == "auto"
+    change_description(path, equipment=[call])
+    assert equipment_of(irpe.load_equipped(path)) == equipment_of(model)
 
 
 def test_a_loaded_model_can_be_trained(saved):

@@ -30,6 +30,7 @@ def equip(
     layers: Iterable[int] | None = None,
     absolute: str = "keep",
     builtin_bias: str = "keep",
+    impl: str = "auto",
 ) -> Model:
     """Gives the self-attentions of a model an encoding, in place, and returns the model.
 
@@ -48,11 +49,12 @@ def equip(
         absolute: "keep" the absolute encoding, use "none", or replace it by a fixed "sinusoid".
             "cpvt" takes its place, so there is nothing to keep: it is removed.
         builtin_bias: "keep" or "drop" the relative bias that a Swin transformer has of its own.
+        impl: Which implementation of `irpe.rpe_attention` the attentions use.
     """
     shape = None if grid is None else Grid.of(grid).shape
     indices = None if layers is None else _as_tuple(layers)
     encoding = parse_encoding(spec)
-    call = Equipment(encoding, shape, num_prefix_tokens, indices, absolute, builtin_bias)
+    call = Equipment(encoding, shape, num_prefix_tokens, indices, absolute, builtin_bias, impl)
     apply_equipment(model, call)
     return model
 
@@ -66,6 +68,11 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
     for name, choices in _CHOICES.items():
         if getattr(call, name) not in choices:
             raise ValueError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")
+    if call.impl != "auto" and isinstance(call.spec, CPVT | NoEncoding):
+        raise ValueError(
+            f"impl {call.impl!r}: encoding '{call.spec}' leaves attention as it is, so there is "
+            "nothing to choose; leave impl out"
+        )
     plan = _find_attentions(model, _request_of(call))
     changes = [*_changes_of_layers(plan.sites, call), *plan.changes]
     changes.append(partial(_record_equipment, model, call))
@@ -103,17 +110,24 @@ def _changes_of_layers(sites: Sequence[Site], call: Equipment) -> list[Change]:
     check_sites(chosen)
     changes: list[Change] = []
     for site in chosen:
-        changes += [partial(_equip_site, site, call.spec), *site.changes]
+        changes += [partial(_equip_site, site, call.spec, call.impl), *site.changes]
     return changes
 
 
-def _equip_site(site: Site, spec: Encoding) -> Undo:
+def _equip_site(site: Site, spec: Encoding, impl: str) -> Undo:
+    encoding = _make_encoding(site, spec, impl)
+    return equip_attention(site.attention, site.equipped_class, encoding, site.grid)
+
+
+def _make_encoding(site: Site, spec: Encoding, impl: str) -> RelativePositionEncoding:
     like = next(site.attention.parameters())
     ndim = 2 if site.grid.grid is None else len(site.grid.grid)
     encoding = RelativePositionEncoding(
         spec, site.num_heads, site.head_dim, site.num_prefix_tokens, ndim, like.device, like.dtype
-    ).train(site.attention.training)
-    return equip_attention(site.attention, site.equipped_class, encoding, site.grid)
+    )
+    if impl != "auto":
+        vars(encoding)["impl"] = impl
+    return encoding.train(site.attention.training)
 
 
 def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:

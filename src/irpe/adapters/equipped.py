@@ -22,6 +22,7 @@ class Equipment:
     layers: tuple[int, ...] | None
     absolute: str
     builtin_bias: str
+    impl: str = "auto"
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as json can hold them."""
