@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from irpe.adapters.changes import Undo, set_attribute
 from irpe.adapters.equipped import generator_of, has_generator
-from irpe.adapters.grids import SOURCE, grid_after, mark
+from irpe.adapters.following import grid_after
+from irpe.adapters.grids import SOURCE, mark
 from irpe.adapters.plan import Site, choose_layers
 from irpe.nn.generator import PositionGenerator
 

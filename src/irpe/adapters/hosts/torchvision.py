@@ -12,7 +12,8 @@ from torchvision.models.vision_transformer import EncoderBlock, VisionTransforme
 
 from irpe.adapters.changes import drop_parameter, put_absolute
 from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import GridSource, follow_grid, grid_of, map_source
+from irpe.adapters.following import follow_grid, map_source
+from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.multihead import RPEMultiheadAttention
 from irpe.adapters.plan import Plan, Request, Site, check_window
 

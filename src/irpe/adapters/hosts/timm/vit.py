@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from irpe.adapters.changes import Undo, put_absolute, set_attribute
 from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import FollowedGrid, GridSource, follow_grid, followed_grid, grid_of
+from irpe.adapters.following import FollowedGrid, follow_grid, followed_grid
+from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.plan import Plan, Request, Site
 
 

@@ -13,7 +13,7 @@ from transformers.models.detr.modeling_detr import (
 )
 
 from irpe.adapters.changes import Undo
-from irpe.adapters.grids import follow_grid, map_source
+from irpe.adapters.following import follow_grid, map_source
 from irpe.adapters.hosts.transformers.attention import attend, make_site
 from irpe.adapters.plan import Plan, Request
 

@@ -18,7 +18,7 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
 from transformers.models.vit.modeling_vit import ViTAttention, ViTEmbeddings, ViTLayer
 
 from irpe.adapters.changes import put_absolute
-from irpe.adapters.grids import follow_grid, map_source
+from irpe.adapters.following import follow_grid, map_source
 from irpe.adapters.hosts.transformers.attention import attend, make_site
 from irpe.adapters.plan import Plan, Request
 
