@@ -7,7 +7,7 @@ import oracles
 import pytest
 import timm
 import torch
-from adapters.hosts import (
+from adapters.small_models import (
     gradients,
     images,
     make_encoder,

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from adapters.hosts import images, make_vit, perturb
-from adapters.libraries import equipped, make_detr, make_dinov2, predict
+from adapters.hosts.library_models import equipped, make_detr, make_dinov2, predict
+from adapters.small_models import images, make_vit, perturb
 from timm.layers import set_reentrant_ckpt
 from timm.layers.patch_embed import PatchEmbed
 from torch import nn

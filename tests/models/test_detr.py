@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
-from adapters.hosts import images, perturb
+from adapters.small_models import images, perturb
 from models import authors
 
 import irpe

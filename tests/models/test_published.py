@@ -8,7 +8,7 @@ import zipfile
 import pytest
 import timm
 import torch
-from adapters.hosts import images, make_vit, perturb, state_of
+from adapters.small_models import images, make_vit, perturb, state_of
 from models import authors
 from torch import nn
 

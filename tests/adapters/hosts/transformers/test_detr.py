@@ -6,8 +6,7 @@ import functools
 import pytest
 import torch
 import transformers
-from adapters.hosts import images, perturb, state_of
-from adapters.libraries import (
+from adapters.hosts.library_models import (
     HOSTS,
     equipped,
     make_deit,
@@ -19,6 +18,7 @@ from adapters.libraries import (
     make_vit,
     predict,
 )
+from adapters.small_models import images, perturb, state_of
 from torch import nn
 from transformers import AttentionInterface
 from transformers.models.detr.modeling_detr import DetrSelfAttention, DetrSinePositionEmbedding

@@ -7,8 +7,8 @@ import pickle
 import oracles
 import pytest
 import torch
-from adapters.hosts import gradients, perturb, state_of
-from adapters.libraries import HOSTS, IN_WINDOWS, WINDOW, Outputs, equipped, predict
+from adapters.hosts.library_models import HOSTS, IN_WINDOWS, WINDOW, Outputs, equipped, predict
+from adapters.small_models import gradients, perturb, state_of
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions

@@ -7,7 +7,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from adapters.hosts import (
+from adapters.small_models import (
     images,
     make_encoder,
     make_swin,

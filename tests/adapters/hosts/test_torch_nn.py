@@ -4,7 +4,7 @@ import itertools
 import oracles
 import pytest
 import torch
-from adapters.hosts import gradients, make_encoder, make_layer, perturb, state_of, tokens
+from adapters.small_models import gradients, make_encoder, make_layer, perturb, state_of, tokens
 from torch import nn
 
 import irpe

@@ -6,7 +6,7 @@ import pickle
 import oracles_others as others
 import pytest
 import torch
-from adapters.hosts import (
+from adapters.small_models import (
     gradients,
     images,
     make_encoder,

@@ -9,8 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from adapters.hosts import images, state_of
-from adapters.libraries import (
+from adapters.hosts.library_models import (
     HOSTS,
     equipped,
     make_detr,
@@ -21,6 +20,7 @@ from adapters.libraries import (
     make_vit,
     predict,
 )
+from adapters.small_models import images, state_of
 
 import irpe
 from irpe.adapters.equip import table_names

@@ -8,7 +8,7 @@ import oracles
 import pytest
 import timm
 import torch
-from adapters.hosts import gradients, images, make_swin, make_vit, perturb, state_of
+from adapters.small_models import gradients, images, make_swin, make_vit, perturb, state_of
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn

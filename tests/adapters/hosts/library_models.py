@@ -2,7 +2,7 @@
 
 import torch
 import transformers
-from adapters.hosts import images, perturb
+from adapters.small_models import images, perturb
 from torch import nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
