@@ -28,9 +28,10 @@ MODELS = {
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
-def model_and_inputs(name):
+def model_and_inputs(name, **arguments):
     """A model with random tables, two images, and what it makes of each, by a grid that is told."""
     make, *sizes, patch, _ = MODELS[name]
+    make = functools.partial(make, **arguments)
     model = equipped(make, SPEC, absolute="none")
     inputs = [images(*size) for size in sizes]
     expected = []
@@ -119,7 +120,7 @@ def test_gradient_checkpointing_of_two_shapes_in_one_step(name, is_reentrant):
 
 
 def test_compiled_in_two_threads():
-    model, inputs, expected = model_and_inputs("timm")
+    model, inputs, expected = model_and_inputs("timm", depth=1)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
     for _ in range(2):  # compiled first, then found again
         assert_equal(map(compiled, inputs), expected)
@@ -129,7 +130,7 @@ def test_compiled_in_two_threads():
 
 
 def test_blocks_compiled_one_by_one():
-    model, inputs, expected = model_and_inputs("timm")
+    model, inputs, expected = model_and_inputs("timm", depth=1)
     for block in model.blocks:
         block.compile(fullgraph=True, backend="aot_eager", dynamic=False)
     with torch.no_grad():
@@ -271,6 +272,7 @@ def test_copies_in_threads(name, duplicate):
         calls = [(model, inputs[0]), (twin, inputs[1])]
         assert_equal(in_two_threads(lambda call: predict(*call), calls), expected)
     assert type(twin) is type(model)
+    assert irpe.summary(model).attentions[0].grid != irpe.summary(twin).attentions[0].grid
     twin.zero_grad()
     predict(twin, inputs[0]).sum().backward()
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -286,7 +288,7 @@ def test_replicas_in_threads():
 
 
 def test_export_takes_the_grid_of_its_example():
-    model, inputs, expected = model_and_inputs("timm")
+    model, inputs, expected = model_and_inputs("timm", depth=1)
     programs = [torch.export.export(model, (x,)).module() for x in inputs]
     assert_equal([program(x) for program, x in zip(programs, inputs, strict=True)], expected)
     assert_equal(map(model, inputs), expected)
