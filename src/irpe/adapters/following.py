@@ -119,18 +119,18 @@ class AnnounceGrid:
 
 
 def map_source(
-    told: Sequence[int] | None, grid: Sequence[int] | None, model: nn.Module, convolution: str
+    fixed: Sequence[int] | None, grid: Sequence[int] | None, model: nn.Module, convolution: str
 ) -> GridSource:
     """Returns where attentions find the grid of a model whose tokens come from a convolution.
 
     Args:
-        told: The grid of every input, if it is not to be measured.
+        fixed: The grid of every input, if it is not to be measured.
         grid: The grid of the first input to come; `None` if unknown.
         model: The model.
         convolution: The path in the model to the convolution that makes the feature map.
     """
-    if told is not None:
-        return GridSource(told)
+    if fixed is not None:
+        return GridSource(fixed)
     return followed_grid(model) or FollowedGrid(grid, model, convolution, _measure_map)
 
 

@@ -1,17 +1,17 @@
 """How the grid of a forward pass reaches the attentions in it.
 
-Blocks hand their attentions tokens and nothing else, so the grid takes another way. It must not be
-an attribute that one forward writes and another reads: threads, repeated blocks and interleaved
-passes over one model would then use the grid of another input, silently where both have the same
-number of tokens. Three steps lead it from the image to the attention:
+A block passes its attention tokens alone, so the grid has to get there in another way. It must not
+be an attribute that one forward pass writes and another reads: threads, repeated blocks and
+interleaved passes over one model would then use the grid of another input, silently where both have
+the same number of tokens. Three steps lead from the image to the attention:
 
-1. A hook on the module that makes tokens of an image announces the grid to the thread it runs in.
+1. A hook on the module that makes tokens of an image announces the grid to the current thread.
 2. A block marks the tokens that enter and leave it with their grid; unmarked tokens, those of the
    first block, have the grid that was announced last in this thread. The mark is an attribute of
-   their storage, which the detached copies share that gradient checkpointing makes, and which is
-   freed with them. So a block that is repeated later, in any thread, knows its grid.
-3. While a block runs, its grid is on top of a stack of the thread, where its attentions read it;
-   a model that is called inside a block has its own, and leaves the stack as it was.
+   the storage of the tokens. Gradient checkpointing repeats blocks on the same tokens, or on
+   detached copies that share the storage, so a repeated block finds its grid in any thread.
+3. While a block runs, its grid is on top of a stack of the thread, where its attentions read it. A
+   model that is called inside a block pushes its own grid and removes it again.
 
 `torch.compile` traces reads and writes of `threading.local` and guards on them for each thread. It
 does not trace marks, so in a compiled model the attentions read what was announced last.

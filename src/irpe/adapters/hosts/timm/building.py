@@ -54,6 +54,8 @@ def describe_model(model: nn.Module) -> dict[str, Any] | None:
 def build_model(arguments: dict[str, Any]) -> nn.Module:
     """Returns the plain model of a description: no other argument of timm's gets through."""
     unknown = sorted(set(arguments) - _ARGUMENTS)
-    if unknown or not timm.is_model(arguments["model_name"]):
-        raise ValueError(f"{unknown or arguments['model_name']} is not part of a timm model")
+    if unknown:
+        raise ValueError(f"arguments {unknown} are not among {', '.join(sorted(_ARGUMENTS))}")
+    if not timm.is_model(arguments["model_name"]):
+        raise ValueError(f"model_name {arguments['model_name']!r} is not a model of timm")
     return timm.create_model(**arguments)
