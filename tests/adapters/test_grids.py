@@ -231,6 +231,19 @@ def test_a_replaced_embedding():
     assert_equal([model.forward_head(model.forward_features(x)) for x in inputs], expected)
 
 
+def test_a_replaced_embedding_of_a_compiled_model():
+    model, inputs, expected = model_and_inputs("timm", depth=1)
+    model(images(16, 96))
+    model.patch_embed = new_embedding(model)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=False)
+    with pytest.raises(Exception, match="the grid of this input is not known"):
+        compiled(inputs[0])
+    model(inputs[1])
+    torch._dynamo.reset()
+    assert_equal(map(compiled, inputs), expected)
+    torch._dynamo.reset()
+
+
 def test_a_replaced_projection_of_transformers():
     model, inputs, expected = model_and_inputs("transformers")
     patches = model.dinov2.embeddings.patch_embeddings

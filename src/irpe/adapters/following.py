@@ -154,10 +154,11 @@ class _FollowingBlock(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the block returns, its tokens marked with their grid."""
-        if torch.compiler.is_compiling():
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        tokens = None if torch.compiler.is_compiling() else next(tensors, None)
+        if tokens is None:  # also where torch.fx traces the model
             return super().forward(*args, **kwargs)
         source: FollowedGrid = vars(self)[_FOLLOWED]
-        tokens = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         grid = source.enter(tokens)
         try:
             output = super().forward(*args, **kwargs)

@@ -67,8 +67,8 @@ class GridSource:
         grid = getattr(self._thread, "announced", self._initial)
         if grid is None:
             raise RuntimeError(
-                "the grid of this input is not known: call the model on images, or pass grid= to "
-                "irpe.equip"
+                "the grid of this input is not known: call the model on images (once without "
+                "torch.compile, if its embedding was replaced), or pass grid= to irpe.equip"
             )
         return grid
 
