@@ -1,4 +1,4 @@
-"""transformers: a file for each family of models, and how models are saved."""
+"""transformers: a file for each family of models, and how models are built again."""
 
 from functools import partial
 
@@ -6,12 +6,12 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
-from irpe.adapters.hosts.transformers.saving import STATE_ATTRIBUTES as STATE_ATTRIBUTES
-from irpe.adapters.hosts.transformers.saving import build_model as build_model
-from irpe.adapters.hosts.transformers.saving import describe_model as describe_model
-from irpe.adapters.hosts.transformers.saving import read_config as read_config
-from irpe.adapters.hosts.transformers.saving import read_tensors as read_tensors
-from irpe.adapters.hosts.transformers.saving import write_config
+from irpe.adapters.hosts.transformers.building import STATE_ATTRIBUTES as STATE_ATTRIBUTES
+from irpe.adapters.hosts.transformers.building import build_model as build_model
+from irpe.adapters.hosts.transformers.building import describe_model as describe_model
+from irpe.adapters.hosts.transformers.building import read_config as read_config
+from irpe.adapters.hosts.transformers.building import read_tensors as read_tensors
+from irpe.adapters.hosts.transformers.building import write_config
 from irpe.adapters.plan import Plan, Request
 
 try:

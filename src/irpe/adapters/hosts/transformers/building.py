@@ -1,4 +1,4 @@
-"""transformers: how models are described, saved with `save_pretrained` and built again."""
+"""transformers: how models are built again, from our files and from those of `save_pretrained`."""
 
 import json
 from collections.abc import Callable
