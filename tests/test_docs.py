@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from irpe.adapters import equip
+from irpe.adapters import hosts
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -81,8 +81,8 @@ def test_the_table_of_hosts_names_what_can_be_equipped_and_is_tested():
     rows = [line for line in lines if line.startswith(HOSTS)]
     assert len(rows) == len(HOSTS)
     named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)}
-    assert named == set(re.findall(r"[A-Z][a-z]+[A-Z]\w+", equip._SUPPORTED))
-    assert all(family in rows[1] and family in equip._SUPPORTED for family in FAMILIES)
-    tests = "".join(path.read_text() for path in (ROOT / "tests/adapters").glob("*.py"))
+    assert named == set(re.findall(r"[A-Z][a-z]+[A-Z]\w+", hosts.SUPPORTED))
+    assert all(family in rows[1] and family in hosts.SUPPORTED for family in FAMILIES)
+    tests = "".join(path.read_text() for path in (ROOT / "tests/adapters").rglob("*.py"))
     names = {*FAMILIES, *(name.removesuffix("Transformer") for name in named)}
     assert all(name in tests for name in names)

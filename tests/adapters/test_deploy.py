@@ -9,33 +9,33 @@ from irpe.adapters.equip import table_names
 timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 
 
-def small_model(spec):
+def small_model(*specs):
+    """A model with a block for each encoding."""
     torch.manual_seed(0)
-    model = timm.create_model(
-        "deit_tiny_patch16_224", img_size=(32, 48), depth=2, embed_dim=32, num_heads=2
-    )
-    irpe.equip(model.eval(), spec)
+    sizes = {"img_size": (32, 48), "embed_dim": 32, "num_heads": 2, "mlp_ratio": 1}
+    model = timm.create_model("deit_tiny_patch16_224", depth=len(specs), **sizes).eval()
+    for layer, spec in enumerate(specs):
+        irpe.equip(model, spec, layers=[layer])
     for name in table_names(model):
         torch.nn.init.normal_(model.get_parameter(name))
     return model
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        "product-contextual-qkv",
-        "cross-contextual-qk",
-        "quantization-bias-k+unshared",
-        "sasa",
-        "transformer-xl",
-    ],
-)
+SPECS = [
+    "product-contextual-qkv",
+    "cross-contextual-qk",
+    "quantization-bias-k+unshared",
+    "sasa",
+    "transformer-xl",
+]
+
+
 @pytest.mark.filterwarnings("ignore")  # the exporter warns of its own deprecations
-def test_onnx_runtime_agrees_and_the_graph_has_no_operator_of_ours(spec, tmp_path):
+def test_onnx_runtime_agrees_and_the_graph_has_no_operator_of_ours(tmp_path):
     onnx = pytest.importorskip("onnx", reason="needs the extra 'export'")
     runtime = pytest.importorskip("onnxruntime", reason="needs the extra 'export'")
     pytest.importorskip("onnxscript", reason="needs the extra 'export'")
-    model, path = small_model(spec), tmp_path / "model.onnx"
+    model, path = small_model(*SPECS), tmp_path / "model.onnx"
     images = torch.randn(2, 3, 32, 48)
     torch.onnx.export(
         model, (images,), path, dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},)

@@ -59,7 +59,7 @@ def test_errors_are_one_line_and_leave_nothing(file, tmp_path, monkeypatch):
         assert not place.exists()
     place.mkdir()
     (place / "precious").touch()
-    assert "choose another place" in run(monkeypatch, file, "-o", place)
+    assert "choose another path" in run(monkeypatch, file, "-o", place)
     assert os.listdir(place) == ["precious"]
 
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 import transformers
-from adapters.hosts import images, perturb
+from adapters.small_models import images, perturb
 from models import authors
 
 import irpe
-from irpe.adapters.equip import equipped_attentions
+from irpe.adapters.equipped import equipped_attentions
 from irpe.models.detr import parse_detr_name, rename_detr
 
 SIZES = {

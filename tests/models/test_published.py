@@ -8,13 +8,13 @@ import zipfile
 import pytest
 import timm
 import torch
-from adapters.hosts import images, make_vit, perturb, state_of
+from adapters.small_models import images, make_vit, perturb, state_of
 from models import authors
 from torch import nn
 
 import irpe
 import irpe.models
-from irpe.adapters.equip import equipped_attentions
+from irpe.adapters.equipped import equipped_attentions
 from irpe.models.deit import DEITS
 
 TINY = "deit_tiny_patch16_224_ctx_product_50_shared_k"

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 
-from adapters.hosts import images, make_swin, make_vit
+from adapters.small_models import images, make_swin, make_vit
 
 import irpe
 from irpe.profile.count import count_macs

@@ -11,7 +11,7 @@ from irpe.viz import capture
 
 timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 
-from adapters.hosts import images, make_encoder, make_swin, make_vit, perturb, tokens  # noqa: E402
+from adapters.small_models import images, make_encoder, make_swin, make_vit, perturb, tokens  # noqa: E402
 
 
 @torch.no_grad()

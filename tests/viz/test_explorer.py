@@ -14,7 +14,7 @@ from irpe.viz import capture, default_image, explorer_page
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 pytest.importorskip("PIL", reason="needs the extra 'viz'")
 
-from adapters.hosts import images, make_swin, make_vit, perturb
+from adapters.small_models import images, make_swin, make_vit, perturb
 
 VOID = {"input", "meta"}
 

@@ -13,7 +13,7 @@ from irpe.viz.attention import reference_places
 pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 
-from adapters.hosts import images, make_vit, perturb
+from adapters.small_models import images, make_vit, perturb
 
 
 def calls(spec="product-contextual-k", height=24, width=40):

@@ -14,7 +14,7 @@ from irpe.viz import capture, default_image, explorer_page
 timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 pytest.importorskip("PIL", reason="needs the extra 'viz'")
 
-from adapters.hosts import images, make_vit, perturb  # noqa: E402
+from adapters.small_models import images, make_vit, perturb  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,

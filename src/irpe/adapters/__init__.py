@@ -1,1 +1,1 @@
-"""Host libraries: one file for each, over one way to equip a model."""
+"""Gives existing models of other libraries their encodings; `hosts` knows the libraries."""

@@ -1,35 +1,22 @@
-"""CPVT between the blocks of a model: generators that work on the tokens which leave a block."""
+"""CPVT between the blocks of a model: position generators that work on the output of a block."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.inject import Change, GridSource, Site, Undo, choose_layers
+from irpe.adapters.changes import Undo, set_attribute
+from irpe.adapters.equipped import generator_of, has_generator
+from irpe.adapters.following import grid_after
+from irpe.adapters.grids import SOURCE, mark
+from irpe.adapters.plan import Site, choose_layers
 from irpe.nn.generator import PositionGenerator
 
 _FIRST_BLOCKS = 5  # the paper's CPVT (0-5): after blocks 0 to 4
 
 
-class Generate:
-    """A hook on a block that hands its output to the block's generator.
-
-    Args:
-        source: Where the grid of the input is.
-    """
-
-    def __init__(self, source: GridSource) -> None:
-        self.source = source
-
-    def __call__(self, block: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-        """Returns the tokens with generated positions."""
-        return generator_of(block)(output, self.source.current())
-
-
 def choose_blocks(sites: Sequence[Site], layers: Sequence[int] | None) -> list[Site]:
-    """Returns where generators go: after the first five blocks, or after those with the numbers.
+    """Returns where generators go: after the first five blocks, or after those with the indices.
 
     Raises an error if a block has a generator already, or if the model has no such blocks.
     """
@@ -53,46 +40,28 @@ def choose_blocks(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
     return chosen
 
 
-def insert(sites: Sequence[Site], changes: Sequence[Change]) -> ExitStack:
-    """Puts a generator after each block and makes the changes; all of it or nothing.
-
-    Returns:
-        What undoes it all when it is closed.
-    """
-    with torch.inference_mode(False), ExitStack() as undo:
-        for change in (*(partial(_insert_one, site) for site in sites), *changes):
-            undo.callback(change())
-        return undo.pop_all()
-
-
-def has_generator(module: nn.Module) -> bool:
-    """Tells whether a module is a block with a generator."""
-    return isinstance(getattr(module, "peg", None), PositionGenerator)
-
-
-def generator_of(block: nn.Module) -> PositionGenerator:
-    """Returns the generator of a block."""
-    generator = block.peg
-    assert isinstance(generator, PositionGenerator)
-    return generator
-
-
-def grid_after(block: nn.Module) -> tuple[int, ...] | None:
-    """Returns the grid that a block's generator last worked on, or will."""
-    hooks = [hook for hook in block._forward_hooks.values() if isinstance(hook, Generate)]
-    return hooks[0].source.grid
-
-
-def _insert_one(site: Site) -> Undo:
+def insert_generator(site: Site) -> Undo:
+    """Puts a generator after the block of an attention."""
     block = site.block
     assert block is not None
     like = next(block.parameters())
     generator = PositionGenerator(site.block_dim, site.num_prefix_tokens, like.device, like.dtype)
     block.peg = generator.train(block.training)
-    handle = block.register_forward_hook(Generate(site.grid))
+    forget_grid = set_attribute(block, SOURCE, site.grid)
+    handle = block.register_forward_hook(_generate_positions)
 
     def undo() -> None:
         handle.remove()
+        forget_grid()
         del block.peg
 
     return undo
+
+
+def _generate_positions(block: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """A hook on a block: returns its output with generated positions."""
+    grid = grid_after(block, output)
+    tokens = generator_of(block)(output, grid)
+    if not torch.compiler.is_compiling():
+        mark(tokens, grid)
+    return tokens

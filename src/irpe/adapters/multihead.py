@@ -6,7 +6,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from irpe.adapters.inject import Undo, encoding_of, grid_of
+from irpe.adapters.changes import Undo
+from irpe.adapters.equipped import encoding_of
+from irpe.adapters.grids import grid_of
 
 
 class RPEMultiheadAttention(nn.MultiheadAttention):
@@ -64,7 +66,7 @@ def leave_fast_path(attention: nn.MultiheadAttention) -> Undo:
 def _combined_mask(
     attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor
 ) -> Tensor | None:
-    """Returns torch.nn's two masks as one: there True means that a key does not take part."""
+    """Returns torch.nn's two masks as one for SDPA; in torch.nn True means that a key is masked."""
     parts: list[Tensor] = []
     if attn_mask is not None:
         per_head = attn_mask.ndim == 3
@@ -75,10 +77,10 @@ def _combined_mask(
         return None
     if all(part.dtype == torch.bool for part in parts):
         return ~(parts[0] if len(parts) == 1 else parts[0] | parts[1])
-    numbers = [
+    additive = [
         torch.zeros_like(part, dtype=q.dtype).masked_fill_(part, float("-inf"))
         if part.dtype == torch.bool
         else part
         for part in parts
     ]
-    return numbers[0] if len(numbers) == 1 else numbers[0] + numbers[1]
+    return additive[0] if len(additive) == 1 else additive[0] + additive[1]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
-from irpe.adapters.keep import load_equipped
+from irpe.adapters.saving import load_equipped
 from irpe.train.config import RUN_FILE
 
 

@@ -15,9 +15,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.equip import equipped_attentions
-from irpe.adapters.inject import encoding_of
-from irpe.adapters.keep import check_tensors
+from irpe.adapters.equipped import encoding_of, equipped_attentions
+from irpe.adapters.saving import check_tensors
 from irpe.models.detr import rename_detr
 
 WHERE = "https://github.com/wkcn/iRPE-model-zoo/releases/download/1.0/"

@@ -10,7 +10,7 @@ import safetensors.torch
 from torch import nn
 
 from irpe.adapters.equip import equipment_of
-from irpe.adapters.keep import save_equipped
+from irpe.adapters.saving import save_equipped
 from irpe.files import write_bytes
 from irpe.train.build import Weights, build_model, read_weights
 from irpe.train.checkpoint import load_checkpoint

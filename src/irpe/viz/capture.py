@@ -10,8 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from irpe.adapters.equip import equipped_attentions
-from irpe.adapters.inject import encoding_of
+from irpe.adapters.equipped import encoding_of, equipped_attentions
 from irpe.core.grid import Grid
 from irpe.nn.encoding import RelativePositionEncoding
 

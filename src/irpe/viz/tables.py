@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.equip import equipped_attentions
-from irpe.adapters.inject import encoding_of
+from irpe.adapters.equipped import encoding_of, equipped_attentions
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.viz.canvas import COLUMN, DIVERGING, draw_map, new_figure, panels, styled
 

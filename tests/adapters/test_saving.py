@@ -1,4 +1,3 @@
-import functools
 import json
 import os
 import pickle
@@ -8,11 +7,9 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-import torch.nn.functional as F  # noqa: N812
-from adapters.hosts import (
+from adapters.small_models import (
     images,
     make_encoder,
-    make_layer,
     make_swin,
     make_vit,
     perturb,
@@ -22,6 +19,7 @@ from adapters.hosts import (
 from torch import nn
 
 import irpe
+from irpe.adapters.equipped import equipment_of
 
 SPEC = "product-contextual-k"
 FILES = ["irpe.json", "model.safetensors"]
@@ -51,15 +49,13 @@ TOLD = {
     "no head": (lambda: make_vit(num_classes=0, global_pool="avg"), {}, images()),
     "grey images": (lambda: make_vit(in_chans=1), {}, images()[:, :1]),
     "swin with drop": (make_tiny_swin, {"builtin_bias": "drop"}, images()),
-    "torch.nn attention": (make_attention, {"grid": (2, 3)}, tokens()),
-    "torch.nn layer": (lambda: make_layer(norm_first=True), {"grid": (2, 3)}, tokens()),
-    "torch.nn encoder": (lambda: make_encoder(norm=True), {"grid": (2, 3)}, tokens()),
-    "gelu": (lambda: make_encoder(activation="gelu"), {"grid": (6,)}, tokens()),
 }
 # Models that only their makers can make: they are passed when they are loaded.
 UNTOLD = {
     "inside another": (lambda: nn.Sequential(make_vit(), nn.ReLU()), {}, images()),
     "features": (lambda: make_vit(features_only=True, out_indices=[1]), {}, images()),
+    "torch.nn attention": (make_attention, {"grid": (2, 3)}, tokens()),
+    "torch.nn encoder": (lambda: make_encoder(norm=True), {"grid": (6,)}, tokens()),
 }
 # Models with something that is easily left out of a description: if they can be built from what was
 # saved, they must be the same.
@@ -75,24 +71,7 @@ SUBTLE = {
     "padded": (lambda: make_vit(dynamic_img_size=True, dynamic_img_pad=True), {}, images(13, 30)),
     "parallel attentions": (lambda: make_vit("vit_small_patch16_18x2_224"), {}, images()),
     "channels last": (lambda: make_vit().to(memory_format=torch.channels_last), {}, images()),
-    "silu": (lambda: make_layer(activation=F.silu), {"grid": (2, 3)}, tokens()),
-    "lambda": (lambda: make_layer(activation=lambda x: x**3), {"grid": (2, 3)}, tokens()),
-    "tanh": (
-        lambda: make_layer(activation=functools.partial(F.gelu, approximate="tanh")),
-        {"grid": (2, 3)},
-        tokens(),
-    ),
-    "unequal layers": (
-        lambda: with_layer(make_encoder(), make_layer(norm_first=True)),
-        {"grid": (2, 3)},
-        tokens(),
-    ),
 }
-
-
-def with_layer(encoder, layer):
-    encoder.layers[1] = layer
-    return encoder
 
 
 def equipped(make, arguments):
@@ -170,6 +149,23 @@ def test_blocks_with_different_encodings(tmp_path):
     perturb(irpe.equip(model, "cross-bias-k+unshared", layers=[1]))
     irpe.save_equipped(model, tmp_path / "model")
     assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
+
+
+def test_the_implementation_is_kept(tmp_path):
+    model = irpe.equip(make_vit(), SPEC, impl="reference")
+    irpe.save_equipped(model, tmp_path / "model")
+    loaded = irpe.load_equipped(tmp_path / "model")
+    for each in (model, loaded):
+        assert [block.attn.rpe.impl for block in each.blocks] == ["reference"] * 2
+    assert equipment_of(loaded) == equipment_of(model)
+
+
+def test_a_file_that_names_no_implementation_leaves_the_choice(saved):
+    path, model = saved
+    (call,) = json.loads((path / "irpe.json").read_text())["equipment"]
+    assert call.pop("impl") == "auto"
+    change_description(path, equipment=[call])
+    assert equipment_of(irpe.load_equipped(path)) == equipment_of(model)
 
 
 def test_a_loaded_model_can_be_trained(saved):
@@ -323,11 +319,10 @@ BAD_HOSTS = {
     "an unknown library": {"library": "os", "arguments": {}},
     "no text": {"library": ["timm"], "arguments": {}},
     "no arguments": {"library": "timm"},
-    "arguments null": {"library": "torch", "arguments": None},
+    "arguments null": {"library": "timm", "arguments": None},
     "an unknown model": {"library": "timm", "arguments": {"model_name": "vit_nano"}},
     "an unknown argument": {"library": "timm", "arguments": VIT | {"colour": "blue"}},
-    "a module that is no host": {"library": "torch", "arguments": {"kind": "Linear"}},
-    "a module without a kind": {"library": "torch", "arguments": {}},
+    "a module of torch.nn": {"library": "torch", "arguments": {"kind": "MultiheadAttention"}},
     "a model of the hub": {"library": "timm", "arguments": {"model_name": "hf-hub:a/b"}},
     "a model elsewhere": {"library": "timm", "arguments": {"model_name": "local-dir:/etc"}},
     "weights elsewhere": {"library": "timm", "arguments": VIT | {"checkpoint_path": "a.pth"}},
@@ -359,7 +354,7 @@ def test_a_pickle_with_our_name_runs_nothing(saved, tmp_path, writer):
     path, _ = saved
     with open(path / "model.safetensors", "wb") as file:
         writer(Trap(tmp_path / "marker"), file)
-    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or no safetensors file"):
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged or not a safetensors"):
         irpe.load_equipped(path)
     assert os.listdir(tmp_path) == ["model"]
     with open(path / "model.safetensors", "rb") as file:  # the trap works

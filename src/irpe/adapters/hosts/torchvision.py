@@ -10,22 +10,15 @@ from torch import Tensor, nn
 from torchvision.models.swin_transformer import ShiftedWindowAttention, SwinTransformer
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from irpe.adapters.follow import RecordFeatureMap, follow_grid
-from irpe.adapters.inject import (
-    GridSource,
-    Plan,
-    Request,
-    Site,
-    check_plain_window,
-    drop_parameter,
-    encoding_of,
-    grid_of,
-    put_absolute,
-)
+from irpe.adapters.changes import drop_parameter, put_absolute
+from irpe.adapters.equipped import encoding_of
+from irpe.adapters.following import follow_grid, map_source
+from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.multihead import RPEMultiheadAttention
+from irpe.adapters.plan import Plan, Request, Site, check_window
 
 _BIAS = "relative_position_bias_table"
-_APART = -100.0  # what the scores of tokens from different places get in a shifted window
+_APART = -100.0  # added to the scores of tokens of different regions in a shifted window
 
 
 class RPEShiftedWindowAttention(ShiftedWindowAttention):
@@ -57,22 +50,23 @@ class RPEShiftedWindowAttention(ShiftedWindowAttention):
         return z.unflatten(0, (batch, windows))
 
     def _mask(self, size: Sequence[int], shift: Sequence[int], like: Tensor) -> Tensor | None:
-        """Returns Swin's own bias and the mask of shifted windows, added up."""
+        """Returns the sum of Swin's own bias and the mask of shifted windows."""
         bias = None
         if self._parameters["relative_position_bias_table"] is not None:
             bias = self.get_relative_position_bias()  # 1 heads tokens tokens
         if not any(shift):
             return bias
-        rows, columns = (_places(*axis) for axis in zip(size, self.window_size, shift, strict=True))
-        place = (3 * rows[:, None] + columns).to(like.device)[None, :, :, None]
-        place = _split(place, self.window_size)[0, ..., 0]  # windows tokens
-        is_apart = place[:, None, :, None] != place[:, None, None, :]
+        axes = zip(size, self.window_size, shift, strict=True)
+        rows, columns = (_regions(*axis) for axis in axes)
+        region = (3 * rows[:, None] + columns).to(like.device)[None, :, :, None]
+        region = _split(region, self.window_size)[0, ..., 0]  # windows tokens
+        is_apart = region[:, None, :, None] != region[:, None, None, :]
         mask = torch.zeros_like(is_apart, dtype=like.dtype).masked_fill(is_apart, _APART)
         return mask if bias is None else bias + mask
 
 
-def _places(size: int, window: int, shift: int) -> Tensor:
-    """Returns which part of the image each coordinate of a rolled axis comes from."""
+def _regions(size: int, window: int, shift: int) -> Tensor:
+    """Returns which of three regions of the image each coordinate of a rolled axis comes from."""
     position = torch.arange(size)
     if shift == 0:
         return torch.zeros_like(position)
@@ -91,20 +85,20 @@ def _join(x: Tensor, size: Sequence[int], window: Sequence[int]) -> Tensor:
     return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
-def plan(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, request: Request) -> Plan:
     """Returns the attentions of all torchvision transformers in a model, and what else changes."""
     found = Plan()
     for name, module in model.named_modules():
         if isinstance(module, VisionTransformer):
-            _plan_vit(found, module, name, request)
+            _add_vit(found, name, module, request)
         elif isinstance(module, ShiftedWindowAttention):
-            _plan_window(found, module, name, request)
+            found.sites.append(_site_in_windows(name, module, request))
     return found
 
 
-def _plan_vit(found: Plan, vit: VisionTransformer, name: str, request: Request) -> None:
+def _add_vit(found: Plan, name: str, vit: VisionTransformer, request: Request) -> None:
     side, count = vit.image_size // vit.patch_size, request.num_prefix_tokens
-    source = GridSource(request.grid or (side, side))
+    source = map_source(request.grid, (side, side), vit, "conv_proj")
     blocks: dict[str, Any] = {
         path: m for path, m in vit.named_modules(prefix=name) if isinstance(m, EncoderBlock)
     }
@@ -120,36 +114,30 @@ def _plan_vit(found: Plan, vit: VisionTransformer, name: str, request: Request) 
                 grid=source,
             )
         )
-    if request.grid is None:
-        record = RecordFeatureMap(source)
-        found.changes.append(partial(follow_grid, vit.conv_proj, record, blocks.values(), source))
+    found.changes.append(partial(follow_grid, source, blocks.values()))
     if request.absolute != "keep":
         found.changes.append(
             partial(put_absolute, vit.encoder, "pos_embedding", (side, side), request.absolute)
         )
 
 
-def _plan_window(
-    found: Plan, attention: ShiftedWindowAttention, name: str, request: Request
-) -> None:
-    drops_bias = request.builtin_bias == "drop"
-    found.sites.append(
-        Site(
-            name=name,
-            attention=attention,
-            equipped_class=RPEShiftedWindowAttention,
-            num_heads=attention.num_heads,
-            head_dim=attention.qkv.in_features // attention.num_heads,
-            num_prefix_tokens=0,
-            grid=GridSource(attention.window_size),
-            change=partial(drop_parameter, attention, _BIAS) if drops_bias else None,
-            check=partial(check_plain_window, request),
-        )
+def _site_in_windows(name: str, attention: ShiftedWindowAttention, request: Request) -> Site:
+    is_dropped = request.builtin_bias == "drop"
+    return Site(
+        name=name,
+        attention=attention,
+        equipped_class=RPEShiftedWindowAttention,
+        num_heads=attention.num_heads,
+        head_dim=attention.qkv.in_features // attention.num_heads,
+        num_prefix_tokens=0,
+        grid=GridSource(attention.window_size),
+        changes=[partial(drop_parameter, attention, _BIAS)] if is_dropped else [],
+        check=partial(check_window, request, has_absolute=False),
     )
 
 
-def describe(model: nn.Module) -> dict[str, Any] | None:
-    """Returns the arguments with which a model of torchvision was made, as far as it tells them."""
+def describe_model(model: nn.Module) -> dict[str, Any] | None:
+    """Returns the arguments with which a model of torchvision was made, as far as it keeps them."""
     if isinstance(model, VisionTransformer):
         first: Any = model.encoder.layers[0]
         names = ("image_size", "patch_size", "hidden_dim", "mlp_dim", "dropout")
@@ -180,7 +168,7 @@ def describe(model: nn.Module) -> dict[str, Any] | None:
     }
 
 
-def build(arguments: dict[str, Any]) -> nn.Module:
+def build_model(arguments: dict[str, Any]) -> nn.Module:
     """Returns the plain model of a description."""
     kinds = {"VisionTransformer": VisionTransformer, "SwinTransformer": SwinTransformer}
     arguments = dict(arguments)

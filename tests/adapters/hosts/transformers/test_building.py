@@ -9,9 +9,9 @@ import pytest
 import safetensors.torch
 import torch
 import transformers
-from adapters.hosts import images, state_of
-from adapters.libraries import (
+from adapters.hosts.library_models import (
     HOSTS,
+    PRETRAINED,
     equipped,
     make_detr,
     make_dinov2,
@@ -21,6 +21,7 @@ from adapters.libraries import (
     make_vit,
     predict,
 )
+from adapters.small_models import images, state_of
 
 import irpe
 from irpe.adapters.equip import table_names
@@ -32,9 +33,8 @@ def make_bare_vit(**arguments):
 
 
 SPEC = "product-contextual-qkv"
-PRETRAINED = {name: host[:2] for name, host in HOSTS.items() if "torchvision" not in name}
 MODELS = {
-    **PRETRAINED,
+    **{name: host[:2] for name, host in PRETRAINED.items()},
     "bfloat16": (lambda: make_vit().bfloat16(), images(16, 40).bfloat16()),
     "swiglu": (functools.partial(make_dinov2, use_swiglu_ffn=True), images(16, 40)),
     "without a head": (make_bare_vit, images(16, 40)),
@@ -44,6 +44,7 @@ MODELS = {
         images(96, 160),
     ),
 }
+DESCRIBED = {name: host for name, host in HOSTS.items() if "timm" not in name}
 CALLS = {
     "some layers": (make_vit, {"layers": (-1,)}, images(16, 40)),
     "sinusoid": (make_vit, {"absolute": "sinusoid"}, images(16, 40)),
@@ -85,7 +86,7 @@ def test_save_pretrained_keeps_how_a_model_was_equipped(tmp_path, make, argument
     assert_restored(irpe.load_equipped(tmp_path), model, x)
 
 
-@pytest.mark.parametrize(("make", "x", "_"), HOSTS.values(), ids=HOSTS)
+@pytest.mark.parametrize(("make", "x", "_"), DESCRIBED.values(), ids=DESCRIBED)
 def test_save_equipped_round_trip(tmp_path, make, x, _):
     model = equipped(make)
     predict(model, x)
@@ -113,8 +114,8 @@ def test_two_encodings_and_several_files(tmp_path):
     assert [call["layers"] for call in calls] == [[0], [1]]
 
 
-@pytest.mark.parametrize(("make", "x"), PRETRAINED.values(), ids=PRETRAINED)
-def test_a_stock_model_starts_from_zero_tables(tmp_path, make, x):
+@pytest.mark.parametrize(("make", "x", "_"), PRETRAINED.values(), ids=PRETRAINED)
+def test_a_stock_model_starts_from_zero_tables(tmp_path, make, x, _):
     trained = equipped(make, "cross-contextual-qk")
     trained.save_pretrained(tmp_path)
     model = type(trained).from_pretrained(tmp_path)
@@ -192,17 +193,20 @@ def only_a_pickle(path):
 
 
 WRONG = {
-    "no encoding": (lambda path: change_config(path, irpe=None), "tells of no encoding"),
+    "no encoding": (lambda path: change_config(path, irpe=None), "names no encoding"),
     "no class": (lambda path: change_config(path, architectures=None), "damaged"),
-    "unknown class": (lambda path: change_config(path, architectures=["os"]), "'os' is no model"),
-    "no model": (lambda path: change_config(path, architectures=["ViTConfig"]), "is no model"),
+    "unknown class": (
+        lambda path: change_config(path, architectures=["os"]),
+        "'os' is not a model",
+    ),
+    "no model": (lambda path: change_config(path, architectures=["ViTConfig"]), "is not a model"),
     "other encoding": (
         lambda path: change_config(path, irpe=[{"spec": "cross-bias-k"}]),
         "does not fit|KeyError",
     ),
     "unknown argument": (lambda path: change_config(path, irpe=[{"trust": 1}]), "does not fit"),
     "other sizes": (lambda path: change_config(path, hidden_size=16), "does not fit"),
-    "nonsense": (lambda path: change_config(path, hidden_size="x"), "no configuration"),
+    "nonsense": (lambda path: change_config(path, hidden_size="x"), "not a configuration"),
     "fetched code": (
         lambda path: change_config(path, attn_implementation="someone/kernel"),
         "'someone/kernel' in a configuration may name code",

@@ -1,4 +1,4 @@
-"""What holds for every model of transformers and torchvision that can be equipped."""
+"""What holds for every model of timm, transformers and torchvision that can be equipped."""
 
 import copy
 import functools
@@ -7,12 +7,20 @@ import pickle
 import oracles
 import pytest
 import torch
-from adapters.hosts import gradients, perturb, state_of
-from adapters.libraries import HOSTS, IN_WINDOWS, WINDOW, Outputs, equipped, predict
+from adapters.hosts.library_models import (
+    HOSTS,
+    IN_WINDOWS,
+    SMALLER,
+    WINDOW,
+    Outputs,
+    equipped,
+    predict,
+)
+from adapters.small_models import gradients, perturb, state_of, unseen_spec
 
 import irpe
-from irpe.adapters.equip import equipped_attentions
-from irpe.core import buckets
+from irpe.adapters.equipped import equipped_attentions
+from irpe.adapters.grids import grid_of
 
 SPEC = "product-contextual-qkv"
 every_host = pytest.mark.parametrize(("make", "x", "prefix"), HOSTS.values(), ids=HOSTS)
@@ -23,8 +31,13 @@ def some_hosts(*names):
     return pytest.mark.parametrize(
         ("make", "x"),
         [
-            pytest.param(*host[:2], id=name, marks=() if name in names else pytest.mark.slow)
-            for name, host in HOSTS.items()
+            pytest.param(
+                functools.partial(make, **SMALLER.get(name, {})),
+                x,
+                id=name,
+                marks=() if name in names else pytest.mark.slow,
+            )
+            for name, (make, x, _) in HOSTS.items()
         ],
     )
 
@@ -103,9 +116,8 @@ def test_copies_and_pickles_are_equal_and_independent(make, x, prefix, duplicate
 @some_hosts("ViT", "torchvision's SwinTransformer")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_compile_without_a_graph_break(make, x):
-    buckets._cached_maps.cache_clear()
     torch._dynamo.reset()
-    model = equipped(make)
+    model = equipped(make, unseen_spec())
     expected = gradients(model, x, Outputs(model))
     compiled = torch.compile(Outputs(model), fullgraph=True, backend="aot_eager")
     actual = gradients(model, x, compiled)
@@ -114,11 +126,10 @@ def test_compile_without_a_graph_break(make, x):
     torch._dynamo.reset()
 
 
-@some_hosts("Swin", "DETR")
+@some_hosts("Swin", "DETR", "timm's VisionTransformer")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_export(make, x):
-    buckets._cached_maps.cache_clear()
-    model = Outputs(equipped(make)).eval()
+    model = Outputs(equipped(make, unseen_spec())).eval()
     dynamic = ({0: torch.export.Dim("batch", min=2)},)
     program = torch.export.export(model, (x,), dynamic_shapes=dynamic)
     larger = torch.cat([x, x * 2])
@@ -170,7 +181,7 @@ def test_attentions_that_are_called_see_the_papers_equations():
         calls = calls_of(model, x)
         assert len(calls) >= 2
         for attention, args, kwargs, (actual, _) in calls:
-            grid = attention.rpe_grid.grid
+            grid = grid_of(attention).grid
             (ids,), _ = oracles.bucket_ids("product", grid, prefix, index, 2)
             expected = by_equations(attention, torch.tensor(ids), *args, **kwargs)
             torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-3, msg=name)
@@ -220,7 +231,7 @@ def test_a_bias_per_offset_is_what_swin_has_of_its_own(make, x):
     attentions = equipped_attentions(model).values()
     with torch.no_grad():
         for own, attention in zip(bias_tables_of(plain), attentions, strict=True):
-            rows, columns = attention.rpe_grid.grid
+            rows, columns = grid_of(attention).grid
             table = torch.randn(attention.rpe.bias_tables[0].shape)
             attention.rpe.bias_tables[0].copy_(table)
             used = table.unflatten(1, (7, 7))[:, 4 - rows : 3 + rows, 4 - columns : 3 + columns]
@@ -258,20 +269,21 @@ def test_what_a_swin_cannot_have(make, x, arguments):
 
 @every_host
 def test_inference_first_then_training(make, x, prefix):
-    buckets._cached_maps.cache_clear()
-    model = equipped(make)
+    model = equipped(make, unseen_spec())
     with torch.inference_mode():
         expected = predict(model, x)
     actual = gradients(model, x, Outputs(model))
     torch.testing.assert_close(actual["out"], expected.clone())
+    tables = [value for name, value in actual.items() if ".rpe." in name]
+    assert all(value.isfinite().all() and value.any() for value in tables)
 
 
 @every_host
 def test_dropout_of_attention_is_for_training_only(make, x, prefix):
-    name = {"VisionTransformer": "attention_dropout", "SwinTransformer": "attention_dropout"}
-    default = "attention_dropout" if "detr" in make.__name__ else "attention_probs_dropout_prob"
-    dropped = functools.partial(make, **{name.get(type(make()).__name__, default): 0.5})
-    model = equipped(dropped)
+    names = {"timm": "attn_drop_rate", "torchvision": "attention_dropout"}
+    name = names.get(type(make()).__module__.partition(".")[0], "attention_probs_dropout_prob")
+    name = "attention_dropout" if "detr" in make.__name__ else name
+    model = equipped(functools.partial(make, **{name: 0.5}))
     torch.testing.assert_close(predict(model, x), predict(equipped(make), x))
     for attention in equipped_attentions(model).values():
         attention.train()

@@ -1,7 +1,7 @@
 """Equipped models on disk: a directory with the tensors (safetensors) and a description (json).
 
-Nothing that is read here can run code. A directory is written beside its place and then moved
-there, so that it is complete or not there at all.
+Nothing that is read here can run code. A directory is written under another name and then renamed,
+so that it is complete or does not exist.
 """
 
 import importlib
@@ -19,14 +19,16 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from irpe.adapters.equip import ADAPTERS, Equipment, adapters_of, apply_equipment, equipment_of
+from irpe.adapters.equip import apply_equipment
+from irpe.adapters.equipped import Equipment, equipment_of
+from irpe.adapters.hosts import HOSTS, hosts_of
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
-# Attributes that do not make another model: they are the state that a module is in.
-_PASSING = {"training", "grad_checkpointing", "enable_nested_tensor", "_is_accelerate_prepared"}
+# Attributes in which equal models can differ: the state that a module is in.
+_STATE_ATTRIBUTES = {"training", "grad_checkpointing", "_is_accelerate_prepared"}
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -42,7 +44,7 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
     if path.exists() and not (path / _DESCRIPTION).is_file():
         raise FileExistsError(
-            f"{path} exists and is not an equipped model: choose another place, or remove it first"
+            f"{path} exists and is not an equipped model: choose another path, or remove it first"
         )
     description = {
         "format": _FORMAT,
@@ -74,8 +76,8 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
 
     Args:
         path: The directory; one that `save_pretrained` of transformers wrote will do too.
-        model: A plain model of the same kind, for models that cannot be built from a description;
-            it is equipped and filled in place.
+        model: A plain model of the same kind, for models that cannot be built from a description
+            (those of torch.nn, and models inside others); it is equipped and filled in place.
     """
     path = Path(path)
     if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():
@@ -96,28 +98,29 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
 
 
 def _describe(model: nn.Module) -> dict[str, Any] | None:
-    """Returns what an adapter needs to build the plain model again, or `None` if none can.
+    """Returns what a host needs to build the plain model again, or `None` if none can.
 
     Libraries do not record all arguments of a model, so a description counts only if the model that
     it builds is the same: layer by layer, and tensor by tensor in name and shape.
     """
-    for library, adapter in adapters_of(model).items():
-        arguments = adapter.describe(model)
+    for library, host in hosts_of(model).items():
+        describe: Any = getattr(host, "describe_model", None)
+        arguments = None if describe is None else describe(model)
         if arguments is None:
             continue
-        host = {"library": library, "arguments": arguments}
+        description = {"library": library, "arguments": arguments}
         with torch.device("meta"):
-            twin = _build(host, Path())
+            twin = _build(description, Path())
         for call in equipment_of(model):
             apply_equipment(twin, call)
-        passing = _PASSING | getattr(adapter, "PASSING", set[str]())
-        is_same = _structure(twin, passing) == _structure(model, passing)
+        ignored = _STATE_ATTRIBUTES | getattr(host, "STATE_ATTRIBUTES", set[str]())
+        is_same = _structure(twin, ignored) == _structure(model, ignored)
         if is_same and _layout(twin) == _layout(model):
-            return host
+            return description
     return None
 
 
-def _structure(model: nn.Module, passing: set[str]) -> dict[str, tuple[object, ...]]:
+def _structure(model: nn.Module, ignored: set[str]) -> dict[str, tuple[object, ...]]:
     """Returns what the modules of a model are, besides their tensors."""
     return {
         name: (
@@ -125,21 +128,21 @@ def _structure(model: nn.Module, passing: set[str]) -> dict[str, tuple[object, .
             {
                 key: tuple(value) if isinstance(value, list) else value
                 for key, value in vars(module).items()
-                if key not in passing and _tells(value)
+                if key not in ignored and _is_comparable(value)
             },
         )
         for name, module in model.named_modules()
     }
 
 
-def _tells(value: object) -> bool:
+def _is_comparable(value: object) -> bool:
     if isinstance(value, list):  # what was a tuple may have become a list in a description
         return all(isinstance(item, int | float) for item in value)
     return isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
 
 
 def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:
-    """Returns the shapes of a model's tensors, and whether they lie in memory as usual."""
+    """Returns the shapes of a model's tensors, and whether they are contiguous."""
     return {name: (x.shape, x.is_contiguous()) for name, x in model.state_dict().items()}
 
 
@@ -154,10 +157,13 @@ def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
             "plain model and pass it, irpe.load_equipped(path, model=plain)"
         )
     try:
-        return importlib.import_module(ADAPTERS[host["library"]]).build(host["arguments"])
+        module: Any = importlib.import_module(HOSTS[host["library"]])
+        if not hasattr(module, "build_model"):
+            raise ValueError(f"modules of {host['library']} are not built, pass model=plain")
+        return module.build_model(host["arguments"])
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{path / _DESCRIPTION} describes no model of {', '.join(ADAPTERS)}: {error!r}"
+            f"{path / _DESCRIPTION} does not describe a model that can be built: {error!r}"
         ) from error
 
 
@@ -165,12 +171,12 @@ def _read_pretrained(
     path: Path, model: nn.Module | None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     require("transformers", "transformers")
-    adapter = importlib.import_module(ADAPTERS["transformers"])
+    host = importlib.import_module(HOSTS["transformers"])
     if model is not None:
-        raise ValueError(f"{path / 'config.json'} tells the model: leave model= out")
-    description = adapter.read_config(path)
+        raise ValueError(f"{path / 'config.json'} names the model: leave model= out")
+    description = host.read_config(path)
     equip = partial(_equip_all, description, path / "config.json")
-    return description, adapter.read_tensors(path, description["host"]["arguments"], equip)
+    return description, host.read_tensors(path, description["host"]["arguments"], equip)
 
 
 def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> ExitStack:
@@ -207,7 +213,7 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return safetensors.torch.load_file(path)
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or no safetensors file: {error}") from error
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
 
 
 def _equipment(call: dict[str, Any]) -> Equipment:

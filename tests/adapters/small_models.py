@@ -1,5 +1,7 @@
 """Small host models with random weights, and what tests compare of them."""
 
+import itertools
+
 import timm
 import torch
 from torch import nn
@@ -43,6 +45,14 @@ def make_encoder(num_layers=2, norm=False, enable_nested_tensor=False, **argumen
     layer = make_layer(**arguments)
     encoder = nn.TransformerEncoder(layer, num_layers, norm, enable_nested_tensor)
     return perturb(encoder.eval())
+
+
+_clips = itertools.count(100)
+
+
+def unseen_spec(text="product-contextual-qkv"):
+    """An encoding that no test has used before, so that nothing is cached for it."""
+    return f"{text}@clip{next(_clips)}"
 
 
 def images(height=32, width=32, batch=2, seed=1):

@@ -1,29 +1,34 @@
-"""What a model was equipped with, and how to hand it to an optimizer."""
+"""What a model was equipped with, and the groups of its parameters for an optimizer."""
 
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
-from irpe.adapters.cpvt import generator_of, grid_after
-from irpe.adapters.equip import attentions_if_any, equipped_blocks, table_names
-from irpe.adapters.inject import encoding_of, grid_of
+from irpe.adapters.equipped import (
+    attentions_if_any,
+    encoding_of,
+    equipped_blocks,
+    generator_of,
+    table_names,
+)
+from irpe.adapters.grids import grid_of
 
 
 @dataclass(frozen=True)
 class AttentionSummary:
-    """One equipped attention, or block with a generator of positions, whose rows are 3 x 3 offsets.
+    """One equipped attention, or a block with a position generator (rows: its 3 x 3 offsets).
 
     Args:
         name: Its path in the model.
         spec: Its encoding, as text.
-        grid: The grid it last worked on, or will; `None` if not known yet.
-        num_prefix_tokens: The tokens before the patches.
-        num_buckets: The rows of its tables of one role.
-        num_used_buckets: The rows that are used on the grid; `None` if it is not known yet. There
-            can be more than are learned: transformer-xl computes its rows, axial-deeplab has rows
-            of zeros.
-        num_parameters: The numbers in all its tables.
+        grid: The grid of its last input, or of the first to come; `None` if not known yet.
+        num_prefix_tokens: The number of tokens before the patches.
+        num_buckets: The table rows of one role, in all its bucket maps.
+        num_used_buckets: The table rows that are used on the grid; `None` if the grid is not known
+            yet. There can be more than are learned: transformer-xl computes its rows, axial-deeplab
+            has rows of zeros.
+        num_parameters: The number of elements in all its tables.
     """
 
     name: str
@@ -47,7 +52,7 @@ class Summary:
 
     @property
     def num_parameters(self) -> int:
-        """The numbers in all tables."""
+        """The number of elements in all tables."""
         return sum(attention.num_parameters for attention in self.attentions)
 
     def __str__(self) -> str:
@@ -56,13 +61,13 @@ class Summary:
             grid = "?" if a.grid is None else "x".join(map(str, a.grid))
             prefix = f"+{a.num_prefix_tokens}" if a.num_prefix_tokens else ""
             used = "?" if a.num_used_buckets is None else str(a.num_used_buckets)
-            numbers = str(a.num_buckets), used, f"{a.num_parameters:,}"
-            rows.append((a.name, a.spec, grid + prefix, *numbers))
+            counts = str(a.num_buckets), used, f"{a.num_parameters:,}"
+            rows.append((a.name, a.spec, grid + prefix, *counts))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
-                cell.rjust(width) if number > 2 else cell.ljust(width)
-                for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+                cell.rjust(width) if column > 2 else cell.ljust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
             ).rstrip()
             for row in rows
         ]
@@ -90,14 +95,14 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
     own: Any = getattr(model, "no_weight_decay", set[str])
     exempt = tables | set(own())
     decayed: list[nn.Parameter] = []
-    kept: list[nn.Parameter] = []
+    not_decayed: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            group = kept if parameter.ndim <= 1 or name in exempt else decayed
+            group = not_decayed if parameter.ndim <= 1 or name in exempt else decayed
             group.append(parameter)
     return [
         {"params": decayed, "weight_decay": weight_decay},
-        {"params": kept, "weight_decay": 0.0},
+        {"params": not_decayed, "weight_decay": 0.0},
     ]
 
 
@@ -123,7 +128,7 @@ def _summarize_block(name: str, block: nn.Module) -> AttentionSummary:
     return AttentionSummary(
         name=name,
         spec="cpvt",
-        grid=grid_after(block),
+        grid=grid_of(block).grid,
         num_prefix_tokens=generator.num_prefix_tokens,
         num_buckets=generator.weight[0].numel(),
         num_used_buckets=generator.weight[0].numel(),

@@ -8,13 +8,12 @@ import oracles
 import pytest
 import timm
 import torch
-from adapters.hosts import gradients, images, make_swin, make_vit, perturb, state_of
+from adapters.small_models import gradients, images, make_swin, make_vit, perturb, state_of
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import irpe
-from irpe.core import buckets
 
 SPEC = "product-contextual-qkv"
 
@@ -35,12 +34,6 @@ VITS = {
     "dynamic size": {"dynamic_img_size": True},
 }
 PREFIXES = {"distilled deit": 2, "dinov2 with registers": 5, "no prefix": 0}
-SWINS = {
-    "window 7, shifted": {},
-    "window 4, shifted": {"window_size": 4},
-    "window 2x4, shifted": {"window_size": (2, 4)},
-    "input not square": {"img_size": (32, 64), "window_size": (2, 4)},
-}
 
 
 def size_of(model):
@@ -63,18 +56,6 @@ def test_zero_tables_change_nothing_in_a_vit(arguments):
         torch.testing.assert_close(actual[name], value, rtol=1e-3, atol=1e-3, msg=name)
     torch.testing.assert_close(actual["out"], expected["out"])
     assert not torch.allclose(perturb(other)(x), model(x), atol=1e-2)
-
-
-@pytest.mark.parametrize("arguments", SWINS.values(), ids=SWINS)
-def test_zero_tables_change_nothing_in_a_swin(arguments):
-    model = make_swin(**arguments)
-    x = images(*size_of(model))
-    assert any(max(block.shift_size) > 0 for layer in model.layers for block in layer.blocks)
-    expected = model(x)
-    torch.testing.assert_close(irpe.equip(model, SPEC)(x), expected)
-    windows = [block.window_size for layer in model.layers for block in layer.blocks]
-    assert [a.grid for a in irpe.summary(model).attentions] == windows
-    assert not torch.allclose(perturb(model)(x), expected, atol=1e-2)
 
 
 class LoopAttention(nn.Module):
@@ -153,39 +134,6 @@ def finite_difference(model, x, parameter, direction, step=1e-5):
         values.append(model(x).square().sum())
     parameter.add_(direction, alpha=step)
     return (values[0] - values[1]) / (2 * step)
-
-
-def swin_attention(attention, x, shift, ids):
-    """Eq. 13-17 in a window, with Swin's own bias and the mask of shifted windows."""
-    q, k, v = attention.qkv(x).unflatten(-1, (3, attention.num_heads, -1)).permute(2, 0, 3, 1, 4)
-    (r_q,), (r_k,), (r_v,) = (getattr(attention.rpe, f"{role}_tables") for role in ROLES[:3])
-    b = torch.einsum("whid,hijd->whij", q, r_k[:, ids])
-    b = b + torch.einsum("whjd,hijd->whij", k, r_q[:, ids])
-    e = (q @ k.mT + b) * q.shape[-1] ** -0.5
-    if attention.relative_position_bias_table is not None:
-        index = attention.relative_position_index
-        e = e + attention.relative_position_bias_table[index].permute(2, 0, 1)
-    if shift is not None:
-        e = e + shift.repeat(len(x) // len(shift), 1, 1)[:, None]
-    a = e.softmax(-1)
-    z = a @ v + torch.einsum("whij,hijd->whid", a, r_v[:, ids])
-    return attention.proj(z.transpose(1, 2).flatten(2))
-
-
-@pytest.mark.parametrize("builtin_bias", ["keep", "drop"])
-@pytest.mark.parametrize("arguments", SWINS.values(), ids=SWINS)
-def test_random_tables_in_windows(arguments, builtin_bias):
-    model = make_swin(**arguments)
-    perturb(irpe.equip(model, f"{SPEC}@clip2+unshared", builtin_bias=builtin_bias))
-    index = functools.partial(oracles.clip, beta=2)
-    for number, block in enumerate(model.layers[0].blocks):
-        (ids,), _ = oracles.bucket_ids("product", block.window_size, 0, index, 2)
-        shift = block.attn_mask
-        assert (shift is not None) == (number == 1)
-        windows = 2 * (1 if shift is None else len(shift))
-        x = torch.randn(windows, len(ids), 16)
-        expected = swin_attention(block.attn, x, shift, torch.tensor(ids))
-        torch.testing.assert_close(block.attn(x, shift), expected, rtol=1e-4, atol=1e-4)
 
 
 def image_of_patches(patches, rows, columns):
@@ -268,27 +216,6 @@ def test_autocast():
     torch.testing.assert_close(out.float(), model(images()), rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize("make", [make_vit, make_swin])
-def test_inference_first_then_training(make):
-    buckets._cached_maps.cache_clear()
-    model = perturb(irpe.equip(make(global_pool="avg"), SPEC))
-    with torch.inference_mode():
-        expected = model(images())
-    actual = gradients(model, images())
-    torch.testing.assert_close(actual["out"], expected)
-    for name, gradient in actual.items():
-        assert gradient.isfinite().all(), name
-        assert gradient.abs().max() > 1e-6, name
-
-
-@pytest.mark.parametrize("make", [make_vit, make_swin])
-def test_dropout_of_attention_is_for_training_only(make):
-    model, x = irpe.equip(make(attn_drop_rate=0.5), SPEC), images()
-    assert torch.equal(model(x), model(x))
-    model.train()
-    assert not torch.equal(model(x), model(x))
-
-
 def test_attention_masks_reach_the_attention():
     attention = irpe.equip(make_vit(depth=1), SPEC).blocks[0].attn
     x, mask = torch.randn(2, 17, 32), torch.rand(17, 17) > 0.3
@@ -362,37 +289,6 @@ def test_absolute_encodings_are_replaced(name, absolute):
     assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
-@pytest.mark.parametrize("arguments", SWINS.values(), ids=SWINS)
-def test_a_dropped_bias_is_a_bias_of_zero(arguments):
-    model, expected = make_swin(**arguments), make_swin(**arguments)
-    x = images(*size_of(model))
-    before = model(x)
-    with torch.no_grad():
-        for name, parameter in expected.named_parameters():
-            if "relative_position_bias_table" in name:
-                parameter.zero_()
-    irpe.equip(model, SPEC, builtin_bias="drop")
-    torch.testing.assert_close(model(x), expected(x))
-    assert not torch.allclose(model(x), before, atol=1e-2)
-    assert not [name for name in model.state_dict() if "relative_position_bias_table" in name]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"grid": (8, 8)}, r"\(8, 8\).*windows"),
-        ({"num_prefix_tokens": 1}, "1.*windows"),
-        ({"absolute": "sinusoid"}, "no absolute encoding"),
-    ],
-)
-def test_what_a_swin_cannot_have(arguments, message):
-    model = make_swin()
-    before = state_of(model)
-    with pytest.raises(ValueError, match=message):
-        irpe.equip(model, SPEC, **arguments)
-    assert state_of(model) == before
-
-
 FEATURES = [
     (make_vit, {"out_indices": [0, 1]}),
     (make_swin, {}),
@@ -443,22 +339,6 @@ def test_set_input_size_of_a_vit(absolute):
             plain.pos_embed.zero_()
     if absolute != "sinusoid":
         torch.testing.assert_close(out, plain(x))
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:timm.layers.interpolate")
-@pytest.mark.parametrize("builtin_bias", ["keep", "drop"])
-def test_set_input_size_of_a_swin(builtin_bias):
-    model, plain = irpe.equip(make_swin(), SPEC, builtin_bias=builtin_bias), make_swin()
-    if builtin_bias == "drop":
-        with torch.no_grad():
-            for name, parameter in plain.named_parameters():
-                if "relative_position_bias_table" in name:
-                    parameter.zero_()
-    x = images(32, 64)
-    for changed in (model, plain):
-        changed.set_input_size(img_size=(32, 64), window_size=(2, 4))
-    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
-    assert [a.grid for a in irpe.summary(model).attentions] == [(2, 4)] * 4
 
 
 def stock_models():

@@ -5,8 +5,8 @@ import functools
 import oracles
 import pytest
 import torch
-from adapters.hosts import images, state_of
-from adapters.libraries import equipped, make_torchvision_swin, make_torchvision_vit
+from adapters.hosts.library_models import equipped, make_torchvision_swin, make_torchvision_vit
+from adapters.small_models import images, state_of
 from torchvision.models import VisionTransformer, swin_v2_t
 from torchvision.models.vision_transformer import ConvStemConfig
 

@@ -2,7 +2,8 @@
 
 import torch
 import transformers
-from adapters.hosts import images, perturb
+from adapters import small_models
+from adapters.small_models import images, perturb
 from torch import nn
 from torchvision.models import SwinTransformer, VisionTransformer
 
@@ -85,6 +86,16 @@ def make_torchvision_swin(**arguments):
     return perturb(model.eval())
 
 
+def make_timm_vit(**arguments):
+    return small_models.make_vit(**{"img_size": (16, 40), **arguments})
+
+
+def make_timm_swin(**arguments):
+    """Swin of timm: shifted windows of 2 x 4."""
+    sizes = {"img_size": (32, 64), "window_size": (2, WINDOW)}
+    return small_models.make_swin(**{**sizes, **arguments})
+
+
 # How each is made, what it is called with, and the tokens before the patches.
 HOSTS = {
     "ViT": (make_vit, images(16, 40), 1),
@@ -95,8 +106,20 @@ HOSTS = {
     "DETR": (make_detr, images(96, 160), 0),
     "torchvision's VisionTransformer": (make_torchvision_vit, images(), 1),
     "torchvision's SwinTransformer": (make_torchvision_swin, images(20, 60), 0),
+    "timm's VisionTransformer": (make_timm_vit, images(16, 40), 1),
+    "timm's SwinTransformer": (make_timm_swin, images(32, 64), 0),
 }
+PRETRAINED = {name: host for name, host in HOSTS.items() if "'s " not in name}  # transformers
 IN_WINDOWS = {name: host for name, host in HOSTS.items() if "Swin" in name}
+
+
+# What makes those smaller that take long to compile or export.
+SMALLER = {
+    "Swin": {"depths": [2], "num_heads": [2]},
+    "DETR": {"encoder_layers": 1, "decoder_layers": 1},
+    "torchvision's SwinTransformer": {"depths": [2], "num_heads": [2]},
+    "timm's SwinTransformer": {"depths": (2,), "num_heads": (2,)},
+}
 
 
 class Outputs(nn.Module):

@@ -1,0 +1,88 @@
+"""What an equipped model has: how it was equipped, its encodings and their parameters."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from irpe.core.encodings import AnyEncoding
+from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.generator import PositionGenerator
+
+EQUIPMENT = "_irpe_equipment"  # the attribute of a model that holds how it was equipped
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """How a model was equipped: the arguments of `equip`, which can be called with them again."""
+
+    spec: AnyEncoding
+    grid: tuple[int, ...] | None
+    num_prefix_tokens: int | None
+    layers: tuple[int, ...] | None
+    absolute: str
+    builtin_bias: str
+    impl: str = "auto"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the arguments as json can hold them."""
+        return {**asdict(self), "spec": str(self.spec)}
+
+
+def equipment_of(model: nn.Module) -> tuple[Equipment, ...]:
+    """Returns how a model was equipped, once for each call of `equip`."""
+    return getattr(model, EQUIPMENT, ())
+
+
+def is_equipped(module: nn.Module) -> bool:
+    """Returns whether a module is an attention with an encoding."""
+    return isinstance(getattr(module, "rpe", None), RelativePositionEncoding)
+
+
+def encoding_of(attention: nn.Module) -> RelativePositionEncoding:
+    """Returns the encoding of an equipped attention."""
+    encoding = attention.rpe
+    assert isinstance(encoding, RelativePositionEncoding)
+    return encoding
+
+
+def has_generator(module: nn.Module) -> bool:
+    """Returns whether a module is a block with a position generator (cpvt)."""
+    return isinstance(getattr(module, "peg", None), PositionGenerator)
+
+
+def generator_of(block: nn.Module) -> PositionGenerator:
+    """Returns the position generator of a block."""
+    generator = block.peg
+    assert isinstance(generator, PositionGenerator)
+    return generator
+
+
+def equipped_attentions(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the attentions of a model that have an encoding, by name; there is at least one."""
+    found = {name: module for name, module in model.named_modules() if is_equipped(module)}
+    if not found:
+        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
+    return found
+
+
+def attentions_if_any(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the equipped attentions; there may be none where `equip` changed something else."""
+    has_encodings = any(map(is_equipped, model.modules()))
+    was_equipped = equipment_of(model) or equipped_blocks(model)
+    return {} if was_equipped and not has_encodings else equipped_attentions(model)
+
+
+def equipped_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Returns the blocks of a model that have a position generator, by name."""
+    return {name: module for name, module in model.named_modules() if has_generator(module)}
+
+
+def table_names(model: nn.Module) -> list[str]:
+    """Returns the names of all tables in a model, and of other parameters of its encodings."""
+    generators = [f"{name}.peg.{p}" for name in equipped_blocks(model) for p in ("weight", "bias")]
+    return generators + [
+        f"{name}.rpe.{table}".lstrip(".")
+        for name, attention in attentions_if_any(model).items()
+        for table, _ in encoding_of(attention).named_parameters()
+    ]

@@ -1,0 +1,225 @@
+"""How a model announces the grid of each input, and its blocks keep it (see `grids`)."""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from functools import cache
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from irpe.adapters.grids import GridSource, grid_of, mark, read_mark
+
+_FOLLOWED = "rpe_followed_grid"  # the attribute of models and blocks that holds what they follow
+
+Measure = Callable[[Any, Tensor, Tensor], tuple[int, ...]]
+
+
+class FollowedGrid(GridSource):
+    """The grid of a model that is measured anew for each input.
+
+    Args:
+        grid: The grid of the first input to come; `None` if unknown.
+        model: The model.
+        embedding: The path in the model to the module that makes tokens, or a map, of an image.
+        measure: Returns the grid, given that module, its input and its output.
+    """
+
+    def __init__(
+        self, grid: Sequence[int] | None, model: nn.Module, embedding: str, measure: Measure
+    ) -> None:
+        super().__init__(grid)
+        self.model, self.embedding, self.measure = model, embedding, measure
+
+    def follow(self) -> Callable[[], None]:
+        """Announces the grid from the embedding that the model has now; returns what undoes it."""
+        return self._find_embedding().register_forward_hook(AnnounceGrid(self)).remove
+
+    def announce(self, grid: tuple[int, ...]) -> None:
+        """Sets the grid of what this thread works on from now on."""
+        super().announce(grid)
+        if not torch.compiler.is_compiling():
+            self._thread.unused = self._unused_grids() | {grid}
+
+    def start(self) -> None:
+        """Starts a pass, for which nothing is announced yet; follows a replaced embedding."""
+        before = getattr(self._thread, "announced", self._initial)
+        outer = getattr(self._thread, "outer", None)
+        self._thread.outer = (before, self._unused_grids(), outer)
+        self._thread.announced, self._thread.unused = None, frozenset()
+        if not torch.compiler.is_compiling() and not self._is_following():
+            self.follow()
+
+    def end(self) -> None:
+        """Ends a pass: what was announced before it, maybe by a pass around it, counts again."""
+        outer = getattr(self._thread, "outer", None)
+        if outer is not None:  # not so where another hook failed before the pass started
+            self._thread.announced, self._thread.unused, self._thread.outer = outer
+
+    def enter(self, tokens: Tensor) -> tuple[int, ...]:
+        """Makes the grid of these tokens the current one, until `leave`, and returns it."""
+        grid = read_mark(tokens)
+        if grid is None:
+            grid = self._use_announced()
+            mark(tokens, grid)
+        if not hasattr(self._thread, "stack"):
+            self._thread.stack = []
+        self._thread.stack.append(grid)
+        return grid
+
+    def leave(self) -> None:
+        """Makes the grid the current one that was before `enter`."""
+        self._thread.stack.pop()
+
+    def _use_announced(self) -> tuple[int, ...]:
+        """Returns the grid of tokens that no block has seen yet."""
+        if not self._is_following():
+            raise RuntimeError(
+                f"{self.embedding} of the model was replaced after irpe.equip, so that the grid of "
+                "this input is not known: call the model itself once, or equip it afterwards"
+            )
+        grid, unused = self._announced_grid(), self._unused_grids()
+        self._thread.unused = frozenset()
+        rivals = [g for g in unused if g != grid and math.prod(g) == math.prod(grid)]
+        if rivals:
+            raise RuntimeError(
+                f"{self.embedding} of the model saw grids {rivals[0]} and {grid}, which have as "
+                "many tokens, before the blocks ran: run the blocks of one input before the next "
+                "one enters, or call the model itself"
+            )
+        return grid
+
+    def _unused_grids(self) -> frozenset[tuple[int, ...]]:
+        """Returns the grids announced in this thread since a block last used one."""
+        return getattr(self._thread, "unused", frozenset())
+
+    def _find_embedding(self) -> nn.Module:
+        return attrgetter(self.embedding)(self.model)
+
+    def _is_following(self) -> bool:
+        hooks = self._find_embedding()._forward_hooks.values()
+        return any(isinstance(hook, AnnounceGrid) and hook.source is self for hook in hooks)
+
+
+class AnnounceGrid:
+    """A hook on the module that makes tokens of an image: announces the grid of each input.
+
+    Args:
+        source: What the attentions read.
+    """
+
+    def __init__(self, source: FollowedGrid) -> None:
+        self.source = source
+
+    def __call__(self, embedding: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Announces the grid."""
+        self.source.announce(self.source.measure(embedding, inputs[0], output))
+
+
+def map_source(
+    fixed: Sequence[int] | None, grid: Sequence[int] | None, model: nn.Module, convolution: str
+) -> GridSource:
+    """Returns where attentions find the grid of a model whose tokens come from a convolution.
+
+    Args:
+        fixed: The grid of every input, if it is not to be measured.
+        grid: The grid of the first input to come; `None` if unknown.
+        model: The model.
+        convolution: The path in the model to the convolution that makes the feature map.
+    """
+    if fixed is not None:
+        return GridSource(fixed)
+    return followed_grid(model) or FollowedGrid(grid, model, convolution, _measure_map)
+
+
+def _measure_map(embedding: nn.Module, image: Tensor, output: Tensor) -> tuple[int, ...]:
+    """Returns the grid of a convolution's output: batch, channels, rows, columns."""
+    return tuple(output.shape[-2:])
+
+
+def _start_pass(model: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """A hook before a model's forward."""
+    vars(model)[_FOLLOWED].start()
+
+
+def _end_pass(model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    """A hook after a model's forward."""
+    vars(model)[_FOLLOWED].end()
+
+
+class _FollowingBlock(nn.Module):
+    """What a block's class gets in front of it: runs the block on the grid of its tokens."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the block returns, its tokens marked with their grid."""
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        tokens = None if torch.compiler.is_compiling() else next(tensors, None)
+        if tokens is None:  # also where torch.fx traces the model
+            return super().forward(*args, **kwargs)
+        source: FollowedGrid = vars(self)[_FOLLOWED]
+        grid = source.enter(tokens)
+        try:
+            output = super().forward(*args, **kwargs)
+        finally:
+            source.leave()
+        mark(output[0] if isinstance(output, tuple) else output, grid)
+        return output
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _make_following, (type(self).__bases__[1],), *state
+
+
+@cache
+def _following_class(block_class: type[nn.Module]) -> type[nn.Module]:
+    """Returns a subclass of a block's class, under the name that libraries look blocks up by."""
+    names = ("__doc__", "__module__", "__qualname__")
+    body = {name: getattr(block_class, name) for name in names}
+    return type(block_class.__name__, (_FollowingBlock, block_class), body)
+
+
+def _make_following(block_class: type[nn.Module]) -> nn.Module:
+    following_class: Any = _following_class(block_class)
+    return following_class.__new__(following_class)
+
+
+def follow_grid(source: GridSource, blocks: Collection[nn.Module]) -> Callable[[], object]:
+    """Makes a model announce the grid of each input and its blocks keep it.
+
+    Hooks on the blocks would not do: transformers repeats a block's `forward` alone.
+
+    Args:
+        source: Where the attentions of the model find the grid.
+        blocks: The blocks with these attentions; their first argument is the tokens.
+
+    Returns:
+        What undoes it.
+    """
+    if not isinstance(source, FollowedGrid) or _FOLLOWED in vars(source.model):
+        return lambda: None  # one grid for all inputs, or followed since an earlier call of equip
+    undo = ExitStack()
+    undo.callback(source.follow())
+    undo.callback(source.model.register_forward_pre_hook(_start_pass, prepend=True).remove)
+    undo.callback(source.model.register_forward_hook(_end_pass, always_call=True).remove)
+    for module in (source.model, *blocks):
+        vars(module)[_FOLLOWED] = source
+        undo.callback(vars(module).pop, _FOLLOWED)
+    for block in blocks:
+        undo.callback(setattr, block, "__class__", type(block))
+        block.__class__ = _following_class(type(block))
+    return undo.close
+
+
+def followed_grid(model: nn.Module) -> FollowedGrid | None:
+    """Returns the grid that a model follows since an earlier call of `equip`, if it does."""
+    return vars(model).get(_FOLLOWED)
+
+
+def grid_after(block: nn.Module, tokens: Tensor) -> tuple[int, ...]:
+    """Returns the grid of the tokens that came out of an equipped block."""
+    source, grid = grid_of(block), None
+    if isinstance(source, FollowedGrid) and not torch.compiler.is_compiling():
+        grid = read_mark(tokens)
+    return source.current() if grid is None else grid

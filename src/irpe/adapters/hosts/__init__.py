@@ -1,0 +1,37 @@
+"""One folder or file for each library whose models can be equipped; none imports another.
+
+A host has a function `find_attentions(model, request)` that returns a `Plan`. Where its models can
+be built again from what they know about themselves, it also has `describe_model(model)`, which
+returns arguments that json can hold, or `None`, and `build_model(arguments)`. `STATE_ATTRIBUTES`
+may name attributes of its modules in which two equal models can differ.
+"""
+
+import importlib
+from typing import Any
+
+from torch import nn
+
+# In this order: the first host that finds an attention takes the model.
+HOSTS = {
+    "timm": "irpe.adapters.hosts.timm",
+    "transformers": "irpe.adapters.hosts.transformers",
+    "torchvision": "irpe.adapters.hosts.torchvision",
+    "torch": "irpe.adapters.hosts.torch_nn",
+}
+SUPPORTED = (
+    "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...) and "
+    "SwinTransformer; transformers' ViT, DeiT, DINOv2 with and without registers, Swin and DETR; "
+    "torchvision's VisionTransformer and SwinTransformer; torch.nn's MultiheadAttention, "
+    "TransformerEncoderLayer and TransformerEncoder"
+)
+
+
+def hosts_of(model: nn.Module) -> dict[str, Any]:
+    """Returns the hosts of the libraries that a model has modules of, by library."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    libraries = {kind.__module__.partition(".")[0] for kind in kinds}
+    return {
+        library: importlib.import_module(host)
+        for library, host in HOSTS.items()
+        if library in libraries
+    }

@@ -1,0 +1,36 @@
+"""transformers: a file for each family of models, and how models are built again."""
+
+from functools import partial
+
+import transformers
+from torch import nn
+from transformers import PreTrainedModel
+
+from irpe.adapters.hosts.transformers.building import STATE_ATTRIBUTES as STATE_ATTRIBUTES
+from irpe.adapters.hosts.transformers.building import build_model as build_model
+from irpe.adapters.hosts.transformers.building import describe_model as describe_model
+from irpe.adapters.hosts.transformers.building import read_config as read_config
+from irpe.adapters.hosts.transformers.building import read_tensors as read_tensors
+from irpe.adapters.hosts.transformers.building import write_config
+from irpe.adapters.plan import Plan, Request
+
+try:
+    from irpe.adapters.hosts.transformers import detr, swin, vit
+except ImportError as error:
+    raise ImportError(
+        f"transformers {transformers.__version__} has other attentions than irpe knows: "
+        "pip install -U 'irpe[transformers]'"
+    ) from error
+
+_FAMILIES = (vit, swin, detr)
+
+
+def find_attentions(model: nn.Module, request: Request) -> Plan:
+    """Returns the attentions of all supported transformers in a model, and what else changes."""
+    found = Plan()
+    for name, module in model.named_modules():
+        for family in _FAMILIES:
+            family.add_sites(found, name, module, request)
+    if isinstance(model, PreTrainedModel):
+        found.record = partial(write_config, model.config)
+    return found

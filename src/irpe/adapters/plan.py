@@ -1,0 +1,132 @@
+"""What is to be equipped: the request, the attentions found in a model, and their checks."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from irpe.adapters.changes import Change, Undo
+from irpe.adapters.equipped import is_equipped
+from irpe.adapters.grids import GridSource
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `equip` was asked for, besides the encoding.
+
+    Args:
+        grid: The grid, or `None` to take it from the model.
+        num_prefix_tokens: The tokens before the patches, or `None` to take it from the model.
+        absolute: What to do with the absolute encoding: keep, none or sinusoid.
+        builtin_bias: What to do with a relative bias that the model has: keep or drop.
+        requires_absolute: Whether a model without an absolute encoding is refused where that is to
+            be replaced. Not so for cpvt, which takes its place whether there is one or not.
+    """
+
+    grid: tuple[int, ...] | None
+    num_prefix_tokens: int | None
+    absolute: str
+    builtin_bias: str
+    requires_absolute: bool = True
+
+
+@dataclass(frozen=True)
+class Site:
+    """An attention that can be equipped.
+
+    Args:
+        name: Its path in the model.
+        attention: The attention itself.
+        equipped_class: The class that it gets: a subclass of its own whose forward uses `self.rpe`.
+        num_heads: The number of heads.
+        head_dim: The dimension of one head.
+        num_prefix_tokens: How many tokens stand before the patches.
+        grid: Where the grid of an input comes from.
+        changes: What else is to be changed in it.
+        check: Raises an error if it cannot be equipped after all.
+        block: The module around it whose output is the tokens of the grid, if there is one.
+        block_dim: The dimension of these tokens.
+    """
+
+    name: str
+    attention: nn.Module
+    equipped_class: type[nn.Module]
+    num_heads: int
+    head_dim: int
+    num_prefix_tokens: int
+    grid: GridSource
+    changes: Sequence[Change] = ()
+    check: Callable[[], None] | None = None
+    block: nn.Module | None = None
+    block_dim: int = 0
+
+
+@dataclass
+class Plan:
+    """What a host found in a model.
+
+    Args:
+        sites: The attentions, counted from the input.
+        changes: What else is to be changed in the model.
+        record: Records, in the library's own way, how the model was equipped: takes a list that
+            json can hold.
+    """
+
+    sites: list[Site] = field(default_factory=list[Site])
+    changes: list[Change] = field(default_factory=list[Change])
+    record: Callable[[list[dict[str, Any]]], Undo] | None = None
+
+
+def choose_layers(sites: Sequence[Site], layers: Sequence[int] | None) -> list[Site]:
+    """Returns the attentions with these indices, counted from the input; all if `None`."""
+    if layers is None:
+        return list(sites)
+    valid = range(-len(sites), len(sites))
+    wrong = [i for i in layers if isinstance(i, bool) or not isinstance(i, int) or i not in valid]
+    if wrong or not layers:
+        raise ValueError(
+            f"layers {wrong or layers} are not attentions of the model: give indices from 0 to "
+            f"{len(sites) - 1}, or None for all"
+        )
+    indices = sorted({i % len(sites) for i in layers})
+    return [sites[i] for i in indices]
+
+
+def check_sites(sites: Sequence[Site]) -> None:
+    """Raises an error if an attention has an encoding already, or cannot have one."""
+    equipped = [site.name for site in sites if is_equipped(site.attention)]
+    if equipped:
+        raise ValueError(
+            f"already equipped: {', '.join(equipped)}; start from a plain model, or choose other "
+            "layers"
+        )
+    for site in sites:
+        stock_class: Any = site.equipped_class.__base__
+        if type(site.attention).forward is not stock_class.forward:
+            raise ValueError(
+                f"{site.name} is a {type(site.attention).__qualname__} with a forward of its own, "
+                "which the encoding would replace: leave it out with layers=, or call "
+                "irpe.RelativePositionEncoding in it (docs/adapters.md)"
+            )
+        if site.check is not None:
+            site.check()
+
+
+def check_window(request: Request, has_absolute: bool) -> None:
+    """Raises an error if a Swin transformer was asked for something that it cannot have.
+
+    Args:
+        request: What was asked for.
+        has_absolute: Whether this kind of Swin transformer may have an absolute encoding.
+    """
+    if request.grid is not None or request.num_prefix_tokens:
+        raise ValueError(
+            f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
+            "a Swin transformer works on its windows; leave both to the model"
+        )
+    if request.absolute == "sinusoid" and not has_absolute:
+        raise ValueError(
+            "absolute 'sinusoid': this Swin transformer has no absolute encoding to replace; use "
+            "'keep' or 'none'"
+        )
