@@ -79,6 +79,7 @@ WRONG = [
     ({"absolute": "learned"}, "'learned' is not one of keep, none, sinusoid"),
     ({"builtin_bias": "remove"}, "'remove' is not one of keep, drop"),
     ({"num_prefix_tokens": -1}, "-1"),
+    ({"impl": "fused"}, "'fused' is not one of auto, reference"),
     ({"spec": "cpvt", "impl": "reference"}, "'reference': encoding 'cpvt' leaves attention"),
     ({"spec": "none", "impl": "reference"}, "'reference': encoding 'none' leaves attention"),
     ({"num_prefix_tokens": True}, "True"),

@@ -122,11 +122,8 @@ def _equip_site(site: Site, spec: Encoding, impl: str) -> Undo:
 def _make_encoding(site: Site, spec: Encoding, impl: str) -> RelativePositionEncoding:
     like = next(site.attention.parameters())
     ndim = 2 if site.grid.grid is None else len(site.grid.grid)
-    encoding = RelativePositionEncoding(
-        spec, site.num_heads, site.head_dim, site.num_prefix_tokens, ndim, like.device, like.dtype
-    )
-    if impl != "auto":
-        vars(encoding)["impl"] = impl
+    size = site.num_heads, site.head_dim, site.num_prefix_tokens, ndim
+    encoding = RelativePositionEncoding(spec, *size, like.device, like.dtype, impl)
     return encoding.train(site.attention.training)
 
 

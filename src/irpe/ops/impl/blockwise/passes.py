@@ -4,6 +4,7 @@ Only gathers, bucket sums and the products of attention itself happen inside a b
 with the tables, n k d operations, happen once. Scores, softmax and sums are float32 at least.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -47,6 +48,7 @@ class BlockPasses:
         self.tables = call.tables.to(operand)
         self.ids, self.grid = call.ids, call.grid
         self.bias = [table.to(self.dtype) * self.scale for table in call.bias_tables]
+        self._memory: dict[str, Tensor] = {}
         self._last_bias: tuple[object, Tensor] | None = None
         table_q = self.q if call.table_q is None else call.table_q.to(operand)
         table_k = self.k if call.table_k is None else call.table_k.to(operand)
@@ -129,7 +131,7 @@ class BlockPasses:
             g, dropped = grad[block], self._drop(a, index)
             has_before = float(queries.start > 0)  # other queries have added to dk and dv
             add_product_(dv[batch, heads], dropped.to(self.operand).mT, g, beta=has_before)
-            da = torch.empty_like(a)
+            da = self._scratch("da", a.shape)
             has_position = self._write_products(block, value_terms, da)
             add_product_(da, g, v.mT, beta=float(has_position))
             for term in value_terms if len(kept) < 2 else ():
@@ -176,7 +178,7 @@ class BlockPasses:
     def _weights(self, block: Block, out: Scores | None) -> Scores:
         """Returns the attention weights of a block, before dropout."""
         q, k = self.q[block], self.k[block.batch, block.heads]
-        e = q.new_empty(*q.shape[:3], k.shape[2], dtype=self.dtype) if out is None else out
+        e = self._scratch("e", (*q.shape[:3], k.shape[2])) if out is None else out
         has_position = self._write_position_scores(block, e)
         add_product_(e, q, k.mT, self.scale, beta=float(has_position))
         return masked_softmax_(e, None if self.call.mask is None else self._mask(block))
@@ -185,7 +187,7 @@ class BlockPasses:
         """Returns the scaled b_ij of a block; those of a bias alone have one image."""
         if not self.key_terms and not self.query_terms:
             return self._bias_scores(block)
-        scores = self.q.new_empty(*self.q[block].shape[:3], self.k.shape[2], dtype=self.dtype)
+        scores = self._scratch("e", (*self.q[block].shape[:3], self.k.shape[2]))
         self._write_position_scores(block, scores)
         return scores
 
@@ -231,6 +233,13 @@ class BlockPasses:
         generator = torch.Generator(scores.device).manual_seed(int(self.call.seed) + index)
         keep = 1.0 - self.call.dropout_p
         return torch.empty_like(scores).bernoulli_(keep, generator=generator).mul_(scores / keep)
+
+    def _scratch(self, name: str, shape: Sequence[int]) -> Scores:
+        """Returns memory for the scores of a block, the same for all blocks."""
+        size = math.prod(shape)
+        if name not in self._memory or self._memory[name].numel() < size:
+            self._memory[name] = self.q.new_empty(size, dtype=self.dtype)
+        return self._memory[name][:size].view(shape)
 
     def _empty(self, width: int, dtype: torch.dtype) -> Tensor:
         """Returns an empty tensor of a vector for each query."""
