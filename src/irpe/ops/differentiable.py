@@ -98,6 +98,8 @@ class Gradients(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> "Gradients":
         """Returns the gradients in another dtype."""
+        if self.q.dtype == dtype:
+            return self
         first = [None if x is None else x.to(dtype) for x in self[:6]]
         return Gradients(*first, [x.to(dtype) for x in self.tables])  # pyright: ignore
 

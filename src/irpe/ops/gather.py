@@ -17,7 +17,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from irpe.core.buckets import BucketMap
-from irpe.ops.precision import accumulation_dtype
+from irpe.ops.precision import accumulation_dtype, cast
 from irpe.ops.shapes import ScalarTable
 
 Owner = Literal["query", "key", "nobody"]
@@ -62,12 +62,12 @@ def bucket_sum(
     *batch, queries, keys = pairs.shape
     owners = {"query": queries, "key": keys, "nobody": 1}[owner]
     dtype = accumulation_dtype(pairs.dtype)
-    sums = pairs.new_zeros(*batch, owners, num_buckets, dtype=dtype)
+    pairs = cast(pairs, dtype)
+    sums = pairs.new_zeros(*batch, owners, num_buckets)
     if owner == "query":
-        return sums.scatter_add(-1, ids.long().expand(pairs.shape), pairs.to(dtype))
+        return sums.scatter_add(-1, ids.long().expand(pairs.shape), pairs)
     index = _flat_ids(ids, num_buckets, owner).expand(*batch, queries * keys)
-    flat = sums.flatten(-2).scatter_add(-1, index, pairs.to(dtype).flatten(-2))
-    return flat.view(sums.shape)
+    return sums.flatten(-2).scatter_add(-1, index, pairs.flatten(-2)).view(sums.shape)
 
 
 def add_bucket_sum_(

@@ -35,6 +35,11 @@ def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return dtype if device.type == "cuda" else accumulation_dtype(dtype)
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns x in a dtype; costs nothing where it is that already."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 def product(a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
     """Returns alpha * (a @ b) in float32 at least; 16-bit matrices are not widened first.
 
@@ -52,7 +57,8 @@ def product(a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
             flat = rows.new_empty(rows.shape[0], b.shape[1])
             torch.addmm(flat, rows, b, beta=0, alpha=alpha, out=flat)
     else:
-        rows, b = a.flatten(0, -3), b.expand(*a.shape[:-2], *b.shape[-2:]).flatten(0, -3)
+        b = b if b.ndim == a.ndim else b.expand(*a.shape[:-2], *b.shape[-2:])
+        rows, b = a.flatten(0, -3), b.flatten(0, -3)
         if is_narrow:
             flat = torch.bmm(rows, b, out_dtype=torch.float32)
         else:

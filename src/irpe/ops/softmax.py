@@ -19,13 +19,19 @@ def masked_softmax(scores: Scores, mask: Mask | None) -> Scores:
     return scores.masked_fill(has_no_key, 0.0).softmax(dim=-1).masked_fill(has_no_key, 0.0)
 
 
-def masked_softmax_(scores: Scores, mask: Mask | None) -> Scores:
-    """The same in place, for scores that nothing else uses and no gradient passes."""
+def masked_softmax_into(scores: Scores, mask: Mask | None, out: Scores | None = None) -> Scores:
+    """The same for scores that nothing else uses and no gradient passes.
+
+    Args:
+        scores: The scaled scores; the mask is applied to them in place.
+        mask: True where a key takes part, or scores to add.
+        out: Where to write the result, if given; in place it would be slower.
+    """
     if mask is None:
-        return torch.softmax(scores, dim=-1, out=scores)
+        return torch.softmax(scores, dim=-1, out=out)
     scores = add_mask_(scores, mask)
     has_no_key = scores.amax(dim=-1, keepdim=True) == -torch.inf
-    return torch.softmax(scores, dim=-1, out=scores).masked_fill_(has_no_key, 0.0)
+    return torch.softmax(scores, dim=-1, out=out).masked_fill_(has_no_key, 0.0)
 
 
 def add_mask_(scores: Scores, mask: Mask) -> Scores:

@@ -6,7 +6,6 @@ PyTorch's, so a compiler sees through them. Scores, softmax and sums are float32
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -14,12 +13,10 @@ from torch import Tensor
 
 from irpe.ops.call import AttentionCall, head_slices
 from irpe.ops.differentiable import CompactCall, Gradients, differentiable_attention
-from irpe.ops.gather import Owner, bias_sum, bucket_sum, gather, gather_bias
-from irpe.ops.precision import accumulation_dtype, add_product_, product, product_dtype
+from irpe.ops.gather import Owner, add_bucket_sum_, bias_sum, gather, gather_bias
+from irpe.ops.precision import accumulation_dtype, add_product_, cast, product, product_dtype
 from irpe.ops.shapes import Ids, Scores, Tokens, VectorTable
-from irpe.ops.softmax import add_mask_, masked_softmax_
-
-_softmax_backward: Any = torch.ops.aten._softmax_backward_data.out
+from irpe.ops.softmax import add_mask_, masked_softmax_into
 
 
 def supports(call: AttentionCall) -> str | None:
@@ -45,19 +42,19 @@ class WholePasses:
     def forward(call: CompactCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
         """Returns the output; if asked to, the weights and their sums for each value table."""
         operand = product_dtype(call.q.dtype, call.q.device)
-        q, k, v = call.q.to(operand), call.k.to(operand), call.v.to(operand)
+        q, k, v = (cast(x, operand) for x in (call.q, call.k, call.v))
         b = _position_scores(call, q, k)
         if b is not None and not keeps and not call.value_tables:
-            mask = (b if call.mask is None else _masked(b, call.mask)).to(operand)
+            mask = cast(b if call.mask is None else _masked(b, call.mask), operand)
             z = F.scaled_dot_product_attention(q, k, v, mask, scale=call.scale)
-            return z.to(call.q.dtype), []
+            return cast(z, call.q.dtype), []
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        a = masked_softmax_(_add_scores(q, k, b, call.scale), call.mask)
-        z, kept = product(a.to(operand), v), [a]
+        a = masked_softmax_into(_add_scores(q, k, b, call.scale), call.mask)
+        z, kept = product(cast(a, operand), v), [a]
         for dims, table, ids in _role(call, call.value_tables, operand):
-            kept.append(bucket_sum(a, ids, table.shape[1], "query"))
+            kept.append(_sums(a, ids, table.shape[1], "query"))
             _add_rows_(z, dims, kept[-1], table, 1.0)
-        return z.to(call.q.dtype), kept if keeps else []
+        return cast(z, call.q.dtype), kept if keeps else []
 
     @staticmethod
     def backward(
@@ -67,8 +64,8 @@ class WholePasses:
         a, *value_sums = kept
         dtype, scale = call.q.dtype, call.scale
         operand = product_dtype(dtype, call.q.device)
-        q, k, v, g = (x.to(operand).contiguous() for x in (call.q, call.k, call.v, grad))
-        dv = product(a.to(operand).mT, g)
+        q, k, v, g = (cast(x, operand).contiguous() for x in (call.q, call.k, call.v, grad))
+        dv = product(cast(a, operand).mT, g)
         da: Scores | None = None
         of_values: list[Tensor] = []
         value_role = _role(call, call.value_tables, operand)
@@ -77,9 +74,9 @@ class WholePasses:
             found = gather(product(g[..., dims], _matrix(table).mT), ids, "query")
             da = found if da is None else da.add_(found)
         da = _add_scores(g, v, da, 1.0)
-        de = _softmax_backward(da, a, -1, a.dtype, grad_input=da)
+        de = torch.ops.aten._softmax_backward_data(da, a, -1, a.dtype)
 
-        narrow = de.to(operand)
+        narrow = cast(de, operand)
         dq, dk = product(narrow, k, scale), product(narrow.mT, q, scale)
         x, dx, table_dq = _met_by_tables(call.table_q, q, dq)
         of_keys = _collect(call, call.key_tables, de, x, dx, "query")
@@ -99,11 +96,11 @@ class WholePasses:
 def _position_scores(call: CompactCall, q: Tokens, k: Tokens) -> Tensor | None:
     """Returns b_ij times the scale, Eq. 14-16; a bias alone may lack the axis of the batch."""
     found: list[Tensor] = []
-    x = q if call.table_q is None else call.table_q.to(q.dtype)
+    x = q if call.table_q is None else cast(call.table_q, q.dtype)
     for dims, table, ids in _role(call, call.key_tables, q.dtype):
         z = product(x[..., dims], _matrix(table).mT, call.scale)  # Eq. 27
         found.append(gather(z, ids, "query"))  # Eq. 28
-    x = k if call.table_k is None else call.table_k.to(k.dtype)
+    x = k if call.table_k is None else cast(call.table_k, k.dtype)
     for dims, table, ids in _role(call, call.query_tables, k.dtype):
         found.append(gather(product(x[..., dims], _matrix(table).mT, call.scale), ids, "key"))
     for table, ids in zip(call.bias_tables, _pair_ids(call), strict=False):
@@ -143,10 +140,18 @@ def _collect(
     """Returns the gradients of a role's tables; adds the gradient of the tokens x to dx."""
     gradients: list[VectorTable] = []
     for dims, table, ids in _role(call, tables, x.dtype):
-        sums = bucket_sum(de, ids, table.shape[1], owner)
+        sums = _sums(de, ids, table.shape[1], owner)
         gradients.append(_table_gradient(sums, x[..., dims], table, call.scale))
         _add_rows_(dx, dims, sums, table, call.scale)
     return gradients
+
+
+def _sums(scores: Scores, ids: Ids, rows: int, owner: Owner) -> Tensor:
+    """Returns the sums of the scores for each table row: `bucket_sum` without a copy."""
+    owners = scores.shape[2 if owner == "query" else 3]
+    sums = scores.new_zeros(*scores.shape[:2], owners, rows)
+    add_bucket_sum_(sums, scores, ids, owner)
+    return sums
 
 
 def _met_by_tables(
@@ -156,7 +161,7 @@ def _met_by_tables(
     if tokens is None:
         return x, dx, None
     own = torch.zeros_like(dx)
-    return tokens.to(x.dtype).contiguous(), own, own
+    return cast(tokens, x.dtype).contiguous(), own, own
 
 
 def _add_rows_(out: Tokens, dims: slice, sums: Tensor, table: VectorTable, scale: float) -> None:
@@ -165,11 +170,11 @@ def _add_rows_(out: Tokens, dims: slice, sums: Tensor, table: VectorTable, scale
         flat = out.flatten(0, 2)
         torch.addmm(flat, sums.flatten(0, 2), table[0], alpha=scale, out=flat)
     else:
-        out[..., dims].add_(product(sums.to(table.dtype), _matrix(table), scale))
+        out[..., dims].add_(product(cast(sums, table.dtype), _matrix(table), scale))
 
 
 def _table_gradient(sums: Tensor, x: Tokens, table: VectorTable, scale: float) -> VectorTable:
-    sums = sums.to(x.dtype)
+    sums = cast(sums, x.dtype)
     if table.shape[0] == 1:
         return product(sums.flatten(0, 2).mT, x.flatten(0, 2), scale).unsqueeze(0)
     sums, x = (t.transpose(0, 1).flatten(1, 2) for t in (sums, x))  # heads, batch tokens, ...
@@ -184,7 +189,7 @@ def _role(
         return []
     slices = head_slices(tables, call.q.shape[-1])
     return [
-        (dims, table.to(dtype), ids)
+        (dims, cast(table, dtype), ids)
         for dims, table, ids in zip(slices, tables, _pair_ids(call), strict=False)
     ]
 

@@ -27,7 +27,7 @@ from irpe.ops.impl.blockwise.terms import (
 )
 from irpe.ops.precision import accumulation_dtype, add_product_, product_dtype
 from irpe.ops.shapes import Keys, Scores, Tokens
-from irpe.ops.softmax import add_mask_, masked_softmax_
+from irpe.ops.softmax import add_mask_, masked_softmax_into
 
 _softmax_backward = torch.ops.aten._softmax_backward_data.out
 
@@ -137,7 +137,8 @@ class BlockPasses:
             for term in value_terms if len(kept) < 2 else ():
                 term.collect(block, dropped)
             da = self._drop(da, index)
-            de = _softmax_backward(da, a, -1, self.dtype, grad_input=da)
+            de = self._scratch("e", a.shape)
+            _softmax_backward(da, a, -1, self.dtype, grad_input=de)
             narrow = de.to(self.operand)
             add_product_(dq[block], narrow, k, self.scale, beta=0.0)
             add_product_(dk[batch, heads], narrow.mT, q, self.scale, beta=has_before)
@@ -178,10 +179,11 @@ class BlockPasses:
     def _weights(self, block: Block, out: Scores | None) -> Scores:
         """Returns the attention weights of a block, before dropout."""
         q, k = self.q[block], self.k[block.batch, block.heads]
-        e = self._scratch("e", (*q.shape[:3], k.shape[2])) if out is None else out
+        e = self._scratch("e", (*q.shape[:3], k.shape[2]))
         has_position = self._write_position_scores(block, e)
         add_product_(e, q, k.mT, self.scale, beta=float(has_position))
-        return masked_softmax_(e, None if self.call.mask is None else self._mask(block))
+        mask = None if self.call.mask is None else self._mask(block)
+        return masked_softmax_into(e, mask, self._scratch("a", e.shape) if out is None else out)
 
     def _position_scores(self, block: Block) -> Float[Tensor, "_ _ query key"]:
         """Returns the scaled b_ij of a block; those of a bias alone have one image."""
