@@ -168,3 +168,14 @@ def test_ids_take_the_smallest_type_that_counts_the_rows_in_use(rows, dtype):
     own = BucketMap(ids, num_buckets=rows)
     assert own.compact_ids.dtype == dtype
     assert torch.equal(own.ids.long(), ids)
+
+
+def test_grids_that_no_machine_holds_are_refused_with_their_size():
+    with pytest.raises(ValueError, match=r"1,000,000,000,000 positions.* GiB"):
+        bucket_maps("product-contextual-k", (1_000_000, 1_000_000))
+
+
+@pytest.mark.parametrize("grid", [None, "34", 12, {3, 5}])
+def test_what_is_not_a_grid_says_so(grid):
+    with pytest.raises(TypeError, match="is not a sequence of axis lengths"):
+        bucket_maps("product-contextual-k", grid)

@@ -242,3 +242,14 @@ def test_export():
     assert "irpe" not in str(program.graph)
     (bucket_map,) = bucket_maps(RPESpec(), grid, 1)
     assert type(bucket_map.compact_ids) is torch.Tensor
+
+
+@pytest.mark.parametrize("grid", [None, "35"])
+def test_what_is_not_a_grid_says_so(grid):
+    with pytest.raises(TypeError, match="is not a sequence of axis lengths"):
+        make_attention()(tokens(), grid=grid)
+
+
+def test_tables_that_no_machine_holds_are_refused_with_their_size():
+    with pytest.raises(ValueError, match=r"product-contextual-k@1e\+06.* GiB in float32"):
+        RPEAttention(32, num_heads=4, spec="product-contextual-k@1e6")

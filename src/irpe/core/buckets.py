@@ -1,7 +1,6 @@
 """Bucket maps: which row of the table each pair of tokens uses, the paper's I(i, j)."""
 
 import copy
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -10,10 +9,11 @@ from torch import Tensor
 
 from irpe.core.constants import built_once, traced_as_constant
 from irpe.core.encodings import Encoding, attention_encoding
-from irpe.core.grid import Grid
+from irpe.core.grid import Grid, grid_shape
 from irpe.core.index import Index
 from irpe.core.methods import METHODS
 
+_MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
 
@@ -112,10 +112,7 @@ def bucket_maps(
         num_prefix_tokens: How many tokens stand before the patches.
         device: Where the maps are to be.
     """
-    shape = grid.shape if isinstance(grid, Grid) else grid
-    if isinstance(shape, Sequence):  # a traced size counts as the number that it is
-        shape = tuple(size if isinstance(size, float) else operator.index(size) for size in shape)
-    return _constant_maps(spec, shape, num_prefix_tokens, device)
+    return _constant_maps(spec, grid_shape(grid), num_prefix_tokens, device)
 
 
 def check_num_prefix_tokens(count: int) -> None:
@@ -136,6 +133,7 @@ def _constant_maps(
 ) -> tuple[BucketMap, ...]:
     check_num_prefix_tokens(num_prefix_tokens)
     spec, grid = attention_encoding(spec), Grid.of(shape)
+    _check_size(grid, num_prefix_tokens)
     return _cached_maps(
         spec.method, spec.index_on(grid), grid, num_prefix_tokens, torch.device(device)
     )
@@ -147,6 +145,16 @@ def _cached_maps(
 ) -> tuple[BucketMap, ...]:
     maps = _build_maps(method, index, grid, num_prefix_tokens)
     return tuple(bucket_map.to(device) for bucket_map in maps)
+
+
+def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
+    """Raises an error for a map that no machine can hold."""
+    pairs = (grid.num_positions + num_prefix_tokens) ** 2
+    if pairs > _MOST_PAIRS:
+        raise ValueError(
+            f"grid {grid} has {grid.num_positions:,} positions: its bucket map would take at least "
+            f"{pairs / 2**30:,.0f} GiB, a byte for each pair; use windows or a coarser grid"
+        )
 
 
 def _build_maps(

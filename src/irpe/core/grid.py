@@ -1,6 +1,7 @@
 """Grids of positions: one axis for sequences, two for images, three for video."""
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,15 @@ class Grid:
 
     def __str__(self) -> str:
         return "x".join(map(str, self.shape))
+
+
+def grid_shape(value: "Grid | Sequence[int]") -> tuple[int, ...]:
+    """Returns the axis lengths of a grid; sizes that a compiler traces become plain integers."""
+    if isinstance(value, Grid):
+        return value.shape
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        return Grid.of(value).shape  # says what is wrong
+    return tuple(size if isinstance(size, float) else operator.index(size) for size in value)
 
 
 def _is_positive_int(value: object) -> bool:

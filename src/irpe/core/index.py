@@ -1,11 +1,14 @@
 """Index functions: many-to-one maps from a relative distance to a bucket (Eq. 9 and 18)."""
 
 import math
+import re
 from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
+
+_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-?inf|nan")  # not 1_0 or " 1.9 "
 
 
 @dataclass(frozen=True)
@@ -125,10 +128,8 @@ Index = Piecewise | Clip | Cut
 def parse_index(text: str) -> Piecewise | Clip:
     """Returns the index that `str(index)` printed: RATIO, ALPHA:BETA:GAMMA or clipBETA."""
     is_clip = text.startswith("clip")
-    try:
-        numbers = [float(part) for part in text.removeprefix("clip").split(":")]
-    except ValueError:
-        numbers = []
+    parts = text.removeprefix("clip").split(":")
+    numbers = [float(part) for part in parts] if all(map(_NUMBER.fullmatch, parts)) else []
     match is_clip, numbers:
         case False, [ratio]:
             return Piecewise.from_ratio(ratio)

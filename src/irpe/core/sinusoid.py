@@ -1,6 +1,5 @@
 """Sines and cosines of each axis: of positions (Eq. 4's fixed choice) or of offsets (Eq. 10)."""
 
-import operator
 from collections.abc import Sequence
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from irpe.core.constants import built_once, traced_as_constant
-from irpe.core.grid import Grid
+from irpe.core.grid import Grid, grid_shape
 
 _LONGEST_WAVE = 10000.0
 
@@ -57,8 +56,7 @@ def offset_sinusoids(
         device: Where the tensor is to be.
         dtype: Its dtype.
     """
-    shape = tuple(map(operator.index, grid.shape if isinstance(grid, Grid) else grid))
-    return _constant_sinusoids(shape, dim, device, dtype)
+    return _constant_sinusoids(grid_shape(grid), dim, device, dtype)
 
 
 @traced_as_constant

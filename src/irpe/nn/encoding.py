@@ -8,8 +8,13 @@ from torch import Tensor, nn
 
 from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
 from irpe.core.encodings import Encoding, attention_encoding
-from irpe.core.encodings.encoding import ROLES, AttentionArguments, HeadSize
-from irpe.core.grid import Grid
+from irpe.core.encodings.encoding import (
+    ROLES,
+    AttentionArguments,
+    HeadSize,
+    check_table_size,
+)
+from irpe.core.grid import Grid, grid_shape
 from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
@@ -60,7 +65,9 @@ class RelativePositionEncoding(nn.Module):
         self.impl = impl
         for role in (*ROLES.values(), "bias_tables"):
             setattr(self, role, nn.ParameterList())
-        for name, shape in self.spec.parameter_shapes(self.size).items():
+        shapes = self.spec.parameter_shapes(self.size)
+        check_table_size(self.spec, shapes)
+        for name, shape in shapes.items():
             parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             role, in_list, _ = name.partition(".")
             if in_list:
@@ -147,7 +154,7 @@ class RelativePositionEncoding(nn.Module):
         self, grid: Grid | Sequence[int], device: torch.device | str = "cpu"
     ) -> tuple[BucketMap, ...]:
         """Returns the bucket maps on a grid; equal encodings share them."""
-        ndim = len(grid.shape if isinstance(grid, Grid) else grid)
+        ndim = len(grid_shape(grid))
         if ndim != self.ndim:
             raise ValueError(
                 f"grid {grid} has {ndim} axes but the tables were made for {self.ndim} axes: pass "

@@ -1,5 +1,6 @@
 """What an encoding answers for itself, so that modules and cost formulas ask and do not know it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypedDict, cast
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from irpe.core.grid import Grid
 from irpe.core.index import Index
 
+_MOST_ELEMENTS = 2**34  # 64 GiB in float32, for one attention
 ROLES = {"q": "query_tables", "k": "key_tables", "v": "value_tables"}
 
 
@@ -97,6 +99,16 @@ class AttentionEncoding(Protocol):
             used_rows: For each map, the rows in use, or the tokens if these are fewer.
         """
         ...
+
+
+def check_table_size(encoding: object, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises an error for tables that no machine can hold."""
+    elements = sum(math.prod(shape) for shape in shapes.values())
+    if elements > _MOST_ELEMENTS:
+        raise ValueError(
+            f"{encoding}: its tables would have {elements:,} elements, {elements * 4 / 2**30:,.0f} "
+            "GiB in float32: write a smaller ratio or beta"
+        )
 
 
 def zero_parameters(parameters: Mapping[str, Tensor]) -> None:
