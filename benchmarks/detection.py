@@ -13,9 +13,9 @@ import torch
 from benchmarks.timing import write_report
 from irpe.profile.measure import interleaved, peak_memory
 from irpe.recipes.detection import detr_r50
-from irpe.train.detect import parameter_groups
-from irpe.train.detection_loss import Share
-from irpe.train.detector import build_detector
+from irpe.train.detection.loss import Share
+from irpe.train.detection.model import build_detector
+from irpe.train.detection.task import parameter_groups
 
 ENCODINGS = {
     "plain": "none",

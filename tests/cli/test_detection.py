@@ -12,7 +12,7 @@ from pycocotools.cocoeval import COCOeval
 from train.processes import torchrun
 from train.scenes import CONFIG, frozen, make_scenes
 
-from irpe.train import features
+from irpe.train.detection import feature_cache as features
 
 pytest.importorskip("transformers", reason="needs the extra 'transformers'")
 

@@ -10,8 +10,8 @@ pytest.importorskip("timm", reason="needs the extra 'timm'")
 
 from irpe.cli.main import main
 from irpe.core.encodings import NAMES
+from irpe.profile.comparison import PUBLISHED
 from irpe.profile.cost import COMPARED
-from irpe.profile.paper import PUBLISHED
 
 TINY = "deit_tiny_patch16_224"
 QUICK = ["profile", TINY, "--resolution", "64", "--rounds", "0"]
@@ -73,7 +73,7 @@ def test_compare_leaves_out_what_does_not_fit_and_says_so(irpe, monkeypatch):
 
 def test_the_papers_tables(irpe, monkeypatch):
     rows = [row for row in PUBLISHED if row.encoding.endswith(("none", "qkv", "unshared"))]
-    monkeypatch.setattr("irpe.profile.paper.PUBLISHED", rows)
+    monkeypatch.setattr("irpe.profile.comparison.PUBLISHED", rows)
     out = irpe("profile", "--paper")
     assert "T5 DeiT-S iRPE-QKV" in out
     assert "\n1: the paper's total is cut" in out

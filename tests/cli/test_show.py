@@ -17,7 +17,7 @@ timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 from typer.testing import CliRunner  # noqa: E402
 
 from irpe.cli.app import app  # noqa: E402
-from irpe.train.build import build_model  # noqa: E402
+from irpe.train.classification.model import build_model  # noqa: E402
 from irpe.train.config import ClassifierConfig  # noqa: E402
 
 METRICS = (

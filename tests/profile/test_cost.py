@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 
-from irpe.profile import paper
+from irpe.profile import comparison as paper
 from irpe.profile.cost import count, create, input_size, measure_costs
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.measure import interleaved, peak_memory

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from irpe.recipes.ablation import TABLES, buckets, default_rows
+from irpe.ablation.rows import TABLES, buckets, default_rows
 from irpe.recipes.classification import RECIPES
-from irpe.train.build import build_model
+from irpe.train.classification.model import build_model
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])

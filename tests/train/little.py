@@ -4,11 +4,11 @@ from pathlib import Path
 
 import torch
 
-from irpe.train.build import build_model
-from irpe.train.classify import Classification
+from irpe.train.classification.model import build_model
+from irpe.train.classification.sources import Part, open_images
+from irpe.train.classification.task import Classification
 from irpe.train.config import ClassifierConfig
 from irpe.train.engine import Trainer, fit, make_accelerator
-from irpe.train.images import Part, open_images
 from irpe.train.logs import Silence
 from irpe.train.runs import save_model
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image, ImageDraw
 
 from irpe.train.config import DetectorConfig
-from irpe.train.detect import open_detection
+from irpe.train.detection.task import open_detection
 from irpe.train.engine import Trainer, fit, make_accelerator
 from irpe.train.logs import Silence
 

@@ -14,15 +14,15 @@ import pytest
 import torch
 from train.little import AUGMENTED, CONFIG, little, task, train, trainer
 from train.processes import kill_again_and_again, place, start, torchrun
-from train.test_loading import Damaged
+from train.test_sampling import Damaged
 
 from irpe.train.checkpoint import load_checkpoint
-from irpe.train.classify import Classification
+from irpe.train.classification.scores import evaluate
+from irpe.train.classification.task import Classification
 from irpe.train.engine import StoppedError, fit, make_accelerator
-from irpe.train.evaluate import evaluate
-from irpe.train.loading import Draw
 from irpe.train.logs import Silence
 from irpe.train.runs import load_run, read_config
+from irpe.train.sampling import Draw
 
 ROOT = Path(__file__).parents[2]
 

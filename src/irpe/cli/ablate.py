@@ -57,10 +57,10 @@ def ablate(
     require("accelerate", "train")
     require("timm", "train")
     require("matplotlib", "viz")
-    from irpe.train.ablate import measure_costs, plan, run_cells
+    from irpe.ablation.cells import measure_costs, plan, run_cells
+    from irpe.ablation.report import make_lines, sentences, write_report
+    from irpe.train.classification.sources import open_images
     from irpe.train.engine import StoppedError
-    from irpe.train.images import open_images
-    from irpe.train.report import make_lines, sentences, write_report
 
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
@@ -165,8 +165,8 @@ class LiveTable:
 
 
 def _choose_rows(table: int | None, buckets: bool, own: list[str]) -> tuple[str, list[Any]]:
-    from irpe.recipes.ablation import TABLES, default_rows
-    from irpe.recipes.ablation import buckets as bucket_rows
+    from irpe.ablation.rows import TABLES, default_rows
+    from irpe.ablation.rows import buckets as bucket_rows
 
     if sum([table is not None, buckets, bool(own)]) > 1:
         raise ValueError("--table, --buckets and --row exclude one another")
@@ -182,7 +182,7 @@ def _choose_rows(table: int | None, buckets: bool, own: list[str]) -> tuple[str,
 
 
 def _parse_row(text: str) -> Any:
-    from irpe.train.ablate import Row
+    from irpe.ablation.cells import Row
 
     name, equals, rest = text.partition("=")
     encoding, _, absolute = rest.partition(",")

@@ -51,10 +51,10 @@ def evaluate(
     require("accelerate", "train")
     require("timm", "train")
     from irpe.cli.monitor import track
+    from irpe.train.classification.scores import check_broken
+    from irpe.train.classification.scores import evaluate as score_of
     from irpe.train.engine import make_accelerator
-    from irpe.train.evaluate import check_broken
-    from irpe.train.evaluate import evaluate as score_of
-    from irpe.train.loading import eval_images
+    from irpe.train.sampling import eval_images
 
     if (batch_size is not None and batch_size < 1) or workers < 0 or draw < 0:
         raise ValueError(
@@ -118,7 +118,7 @@ def _load(path: Path) -> tuple[Any, Config]:
 
 def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
     """Returns the validation images; those of a run's own data count the classes it trained."""
-    from irpe.train.images import open_images, open_split
+    from irpe.train.classification.sources import open_images, open_split
 
     if not config.data:
         raise ValueError("--data is missing: the images to evaluate on")

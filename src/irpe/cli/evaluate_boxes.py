@@ -49,9 +49,9 @@ def evaluate_boxes(
     if draw:
         require("matplotlib", "viz")
     from irpe.cli.monitor import track
-    from irpe.train.average_precision import score_with_classes
-    from irpe.train.boxes import open_boxes
-    from irpe.train.detect import BATCH, as_row, eval_boxes, find_boxes
+    from irpe.train.detection.annotations.source import open_boxes
+    from irpe.train.detection.scores import score_with_classes
+    from irpe.train.detection.task import BATCH, as_row, eval_boxes, find_boxes
 
     if config.data == "embedded":
         raise ValueError("--data is missing: a folder in the layout of COCO or Pascal VOC")

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from irpe.cli.report import Format, Report
+from irpe.cli.formats import Format, Report
 from irpe.files import check_place, write_text
+from irpe.profile.comparison import PUBLISHED, Comparison, compare_with_paper
 from irpe.profile.cost import COMPARED, Cost, OnStep, measure_costs
-from irpe.profile.paper import PUBLISHED, Comparison, compare_with_paper
 from irpe.profile.resolutions import ExtraMacs, extra_macs_by_resolution
 
 _MODEL, _ENCODING, _BATCH, _ROUNDS = "deit_small_patch16_224", "product-contextual-k", 1, 10

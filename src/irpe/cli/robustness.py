@@ -49,8 +49,8 @@ def robustness(
     """
     require("accelerate", "train")
     require("timm", "train")
+    from irpe.ablation.robustness import collect, measure, name_groups
     from irpe.train.engine import make_accelerator
-    from irpe.train.robustness import collect, measure, name_groups
     from irpe.viz import plot_robustness, save_figure
     from irpe.viz.canvas import FORMATS
     from irpe.viz.canvas import check_place as check_figure
@@ -97,7 +97,7 @@ def _open(
     paths: Sequence[Path], data: str | None, sizes: list[int] | None, moves: list[int]
 ) -> tuple[list[Any], list[int]]:
     """Returns the runs with their images, and the sizes, once it is known that all will do."""
-    from irpe.train.robustness import Run, check_conditions, default_sizes, read_classifier
+    from irpe.ablation.robustness import Run, check_conditions, default_sizes, read_classifier
     from irpe.train.runs import load_run
 
     runs: list[Run] = []

@@ -105,7 +105,7 @@ def _open_task(config: Config, checkpoint: Path, is_shown: bool) -> Any:
         require("transformers", "transformers")
         from irpe.cli.monitor import track
         from irpe.train.checkpoint import load_checkpoint
-        from irpe.train.detect import open_detection
+        from irpe.train.detection.task import open_detection
 
         weights = load_checkpoint(checkpoint)["model"] if checkpoint.exists() else None
         task = open_detection(config, track, weights)
@@ -115,8 +115,8 @@ def _open_task(config: Config, checkpoint: Path, is_shown: bool) -> Any:
         return task
     if checkpoint.exists():
         config = config.replace(initial=None)
-    from irpe.train.classify import Classification
-    from irpe.train.images import open_images
+    from irpe.train.classification.sources import open_images
+    from irpe.train.classification.task import Classification
 
     return Classification(config, *open_images(config.data, config.root, config.holdout))
 

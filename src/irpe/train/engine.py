@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from irpe.files import write_text
 from irpe.train.checkpoint import check_room, load_checkpoint, save_checkpoint
 from irpe.train.config import RUN_FILE
-from irpe.train.loading import Batches, make_loader, seed_everything, train_sampler
 from irpe.train.logs import Logs, Monitor
 from irpe.train.runs import CHECKPOINT, save_model
+from irpe.train.sampling import Batches, make_loader, seed_everything, train_sampler
 from irpe.train.task import Task
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)

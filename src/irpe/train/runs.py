@@ -12,8 +12,8 @@ from torch import nn
 from irpe.adapters.equip import equipment_of
 from irpe.adapters.keep import save_equipped
 from irpe.files import write_bytes
-from irpe.train.build import Weights, build_model, read_weights
 from irpe.train.checkpoint import load_checkpoint
+from irpe.train.classification.model import Weights, build_model, read_weights
 from irpe.train.config import RUN_FILE, Config, DetectorConfig, parse_config
 
 CHECKPOINT, MODEL = "checkpoint.pt", "model"
@@ -67,7 +67,7 @@ def load_run(directory: str | Path) -> nn.Module:
 
 def _build(config: Config, weights: Weights) -> nn.Module:
     if isinstance(config, DetectorConfig):
-        from irpe.train.detector import build_detector
+        from irpe.train.detection.model import build_detector
 
         return build_detector(config, is_filled=False)
     return build_model(config, _num_classes(weights))

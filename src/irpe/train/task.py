@@ -7,7 +7,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 
 from irpe.train.config import RunConfig
-from irpe.train.loading import Drawn
+from irpe.train.sampling import Drawn
 
 
 class Task(Protocol):

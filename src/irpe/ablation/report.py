@@ -14,8 +14,8 @@ import timm
 import torch
 
 import irpe
+from irpe.ablation.cells import MOVES, Cell, Cost, Result
 from irpe.files import write_text
-from irpe.train.ablate import MOVES, Cell, Cost, Result
 from irpe.viz.canvas import save_figure
 
 

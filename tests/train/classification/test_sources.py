@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from irpe.train.images import EMBEDDED, BrokenImageError, open_images, open_split
+from irpe.train.classification.sources import EMBEDDED, BrokenImageError, open_images, open_split
 
 
 def picture(colour, size=(8, 6)):

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from irpe.train.boxes import BoxSource, Target
-from irpe.train.loading import Draw, Track, no_track, stream
-from irpe.train.views import BoxBatch, BoxImages, Item, Views
+from irpe.train.detection.annotations.source import BoxSource, Target
+from irpe.train.detection.views import BoxBatch, BoxImages, Item, Views
+from irpe.train.sampling import Draw, Track, no_track, stream
 
 PLACE = Path.home() / ".cache" / "irpe" / "features"
 

@@ -6,12 +6,7 @@ import pytest
 import torch
 from train.little import CONFIG, little, write_run
 
-from irpe.train.build import build_model
-from irpe.train.config import DetectorConfig
-from irpe.train.engine import make_accelerator
-from irpe.train.evaluate import evaluate
-from irpe.train.loading import eval_images
-from irpe.train.robustness import (
+from irpe.ablation.robustness import (
     Point,
     Run,
     check_conditions,
@@ -24,7 +19,12 @@ from irpe.train.robustness import (
     read_classifier,
     resize,
 )
+from irpe.train.classification.model import build_model
+from irpe.train.classification.scores import evaluate
+from irpe.train.config import DetectorConfig
+from irpe.train.engine import make_accelerator
 from irpe.train.runs import load_run
+from irpe.train.sampling import eval_images
 
 ABSOLUTE = CONFIG.replace(encoding="none", absolute="keep")
 BOTH = CONFIG.replace(encoding="product-contextual-k", absolute="keep")

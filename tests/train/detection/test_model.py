@@ -8,7 +8,7 @@ from train.scenes import CONFIG
 import irpe
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.recipes.detection import RECIPES
-from irpe.train.detector import FrozenBackbone, build_detector
+from irpe.train.detection.model import FrozenBackbone, build_detector
 
 NAMED = CONFIG.replace(classes=("cat", "dog"))
 FROZEN_NAMED = NAMED.replace(backbone_lr=0.0)

@@ -16,8 +16,8 @@ from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
+from irpe.train.classification.sources import BrokenImageError, Source
 from irpe.train.config import ClassifierConfig, RunConfig
-from irpe.train.images import BrokenImageError, Source
 
 Item = tuple[Tensor, int, int, bool]
 Track = Callable[[Iterable[Any], int, str], Iterable[Any]]  # of some work, its length and name

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 from torchvision.tv_tensors import BoundingBoxes
 from train.boxed import HEIGHT, coco_content, make_coco, picture
 
-from irpe.train.boxes import Target, open_boxes
-from irpe.train.loading import Draw, seeded
-from irpe.train.views import BoxBatch, BoxImages, Views, _crop, in_parts, view_size
+from irpe.train.detection.annotations.source import Target, open_boxes
+from irpe.train.detection.views import BoxBatch, BoxImages, Views, _crop, in_parts, view_size
+from irpe.train.sampling import Draw, seeded
 
 PLAIN = Views((48,), 1000, 0.0, False, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 RANDOM = replace(PLAIN, short_sides=(20, 24, 30), longest=48, flip=0.5)

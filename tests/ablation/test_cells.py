@@ -6,9 +6,9 @@ import pytest
 import torch
 from train.little import CONFIG, little
 
-from irpe.train.ablate import Cost, Result, Row, make_mover, measure_costs, plan, run_cells
+from irpe.ablation.cells import Cost, Result, Row, make_mover, measure_costs, plan, run_cells
+from irpe.ablation.report import compare, make_lines, markdown_table, sentences, write_report
 from irpe.train.logs import Silence
-from irpe.train.report import compare, make_lines, markdown_table, sentences, write_report
 
 BASE = CONFIG.replace(encoding="none", absolute="keep", epochs=1)
 DATA = little()

@@ -12,13 +12,13 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from irpe.train.ablate import find_hits
-from irpe.train.build import build_model, start_from
+from irpe.ablation.cells import find_hits
+from irpe.train.classification.model import build_model, start_from
+from irpe.train.classification.scores import check_broken, evaluate
+from irpe.train.classification.sources import Source
 from irpe.train.config import ClassifierConfig
-from irpe.train.evaluate import check_broken, evaluate
-from irpe.train.images import Source
-from irpe.train.loading import eval_images
 from irpe.train.runs import load_run, read_config
+from irpe.train.sampling import eval_images
 
 _PARTS = tuple(Fraction(part) for part in ("3/4", "7/8", "1", "5/4", "3/2"))
 

@@ -5,15 +5,15 @@ import torch
 from train.processes import kill_again_and_again, start, torchrun
 from train.scenes import CONFIG, SHARED, frozen, make_scenes, task, train, trainer
 
-from irpe.train import features
-from irpe.train.boxes import Target
 from irpe.train.checkpoint import load_checkpoint
-from irpe.train.detect import find_boxes
+from irpe.train.detection import feature_cache as features
+from irpe.train.detection.annotations.source import Target
+from irpe.train.detection.feature_cache import FeatureMaps
+from irpe.train.detection.task import find_boxes
+from irpe.train.detection.views import BoxImages, Views
 from irpe.train.engine import StoppedError, make_accelerator
-from irpe.train.features import FeatureMaps
-from irpe.train.loading import Draw
 from irpe.train.runs import load_run, read_config
-from irpe.train.views import BoxImages, Views
+from irpe.train.sampling import Draw
 
 
 @pytest.fixture(scope="module")

@@ -17,10 +17,10 @@ from transformers import DetrConfig, DetrForObjectDetection
 
 from irpe.adapters.equip import equip
 from irpe.extras import require
-from irpe.train.build import Weights, read_weights, start_from
 from irpe.train.checkpoint import read_torch
+from irpe.train.classification.model import Weights, read_weights, start_from
 from irpe.train.config import DetectorConfig
-from irpe.train.detection_loss import detection_loss
+from irpe.train.detection.loss import detection_loss
 
 _FIXED = {"auxiliary_loss", "backbone_config"}  # by the configuration of the run
 _PACKAGED = "tf_efficientnet_lite0"  # whose weights come in a package of their own

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from irpe.train.coco_files import Listing, corners, read_coco
-from irpe.train.images import UNREADABLE, BrokenImageError
-from irpe.train.loading import in_colours
-from irpe.train.voc_files import read_voc
+from irpe.train.classification.sources import UNREADABLE, BrokenImageError
+from irpe.train.detection.annotations.coco import Listing, corners, read_coco
+from irpe.train.detection.annotations.voc import read_voc
+from irpe.train.sampling import in_colours
 
 
 @dataclass(frozen=True)

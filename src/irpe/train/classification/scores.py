@@ -9,7 +9,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional
 
-from irpe.train.loading import Batch, Images, Track, every_batch, no_track
+from irpe.train.sampling import Batch, Images, Track, every_batch, no_track
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,21 @@ from torch import Tensor, nn
 from transformers import DetrConfig
 
 from irpe.adapters.equip import table_names
-from irpe.train.average_precision import (
+from irpe.train.classification.model import Weights
+from irpe.train.config import DetectorConfig
+from irpe.train.detection.annotations.source import BoxSource, open_boxes
+from irpe.train.detection.feature_cache import FeatureMaps, keep_features
+from irpe.train.detection.loss import Share, count_targets, share_of
+from irpe.train.detection.model import FrozenBackbone, build_detector, fill_backbone
+from irpe.train.detection.scores import (
     BoxScore,
     Detection,
     gather_detections,
     score_boxes,
     to_detections,
 )
-from irpe.train.boxes import BoxSource, open_boxes
-from irpe.train.build import Weights
-from irpe.train.config import DetectorConfig
-from irpe.train.detection_loss import Share, count_targets, share_of
-from irpe.train.detector import FrozenBackbone, build_detector, fill_backbone
-from irpe.train.features import FeatureMaps, keep_features
-from irpe.train.loading import Track, every_batch, no_track
-from irpe.train.views import BoxBatch, BoxImages, Views
+from irpe.train.detection.views import BoxBatch, BoxImages, Views
+from irpe.train.sampling import Track, every_batch, no_track
 
 Boxed = BoxImages | FeatureMaps
 BATCH = 4  # images at a time in evaluation

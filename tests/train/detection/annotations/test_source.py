@@ -25,9 +25,9 @@ from train.boxed import (
     voc_text,
 )
 
-from irpe.train.boxes import open_boxes
-from irpe.train.coco_files import corners
-from irpe.train.images import BrokenImageError
+from irpe.train.classification.sources import BrokenImageError
+from irpe.train.detection.annotations.coco import corners
+from irpe.train.detection.annotations.source import open_boxes
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 TEXTS = {

@@ -9,11 +9,11 @@ from timm.data.mixup import Mixup
 from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
-from irpe.train.build import build_model
+from irpe.train.classification.model import build_model
+from irpe.train.classification.scores import check_broken, evaluate
+from irpe.train.classification.sources import Source
 from irpe.train.config import ClassifierConfig
-from irpe.train.evaluate import check_broken, evaluate
-from irpe.train.images import Source
-from irpe.train.loading import Batch, Images, eval_images, train_images
+from irpe.train.sampling import Batch, Images, eval_images, train_images
 
 
 @dataclass

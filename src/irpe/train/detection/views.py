@@ -17,8 +17,8 @@ from torchvision.ops import box_convert
 from torchvision.transforms.v2 import functional as F  # noqa: N812, its usual name
 from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
-from irpe.train.boxes import BoxSource, Target
-from irpe.train.loading import Draw, seeded
+from irpe.train.detection.annotations.source import BoxSource, Target
+from irpe.train.sampling import Draw, seeded
 
 Item = tuple[Tensor, Target, int]
 _BEFORE_CROP = (400, 500, 600)

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from irpe.train.coco_files import Listing, check_files, check_inside, corners, named, outside
+from irpe.train.detection.annotations.coco import (
+    Listing,
+    check_files,
+    check_inside,
+    corners,
+    named,
+    outside,
+)
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 

@@ -3,7 +3,7 @@ import torch
 from transformers import DetrConfig
 from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss
 
-from irpe.train.detection_loss import Share, count_targets, detection_loss, share_of
+from irpe.train.detection.loss import Share, count_targets, detection_loss, share_of
 
 CONFIG = DetrConfig(num_labels=3, decoder_layers=3, num_queries=5, auxiliary_loss=True)
 SIZES = [2, 0, 7, 1, 3, 1]  # boxes of the images: one has none, one more than there are queries

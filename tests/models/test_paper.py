@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import irpe
-from irpe.models.table4 import TABLE_4, build_table4, find_row
+from irpe.models.paper import TABLE_4, build_table4, find_row
 
 SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": (32, 64), "num_classes": 3}
 # The crosses and ticks of the table: learnable absolute encoding, then queries, keys, values.

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from train.little import AUGMENTED, CONFIG, little
 
-from irpe.train.images import BrokenImageError
-from irpe.train.loading import (
+from irpe.train.classification.sources import BrokenImageError
+from irpe.train.sampling import (
     Batch,
     Batches,
     Draw,

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from irpe.models.table4 import TABLE_4
-from irpe.train.ablate import Row
+from irpe.ablation.cells import Row
+from irpe.models.paper import TABLE_4
 
 _METHODS = ("euclidean", "quantization", "cross", "product")
 _MODES = ("bias", "contextual")

@@ -17,7 +17,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from train.processes import torchrun
 
-from irpe.train.average_precision import (
+from irpe.train.detection.scores import (
     BoxScore,
     gather_detections,
     score_boxes,
@@ -264,7 +264,7 @@ SCRIPT = """
 import dataclasses, json, sys
 from accelerate import Accelerator
 from train.test_average_precision import scene
-from irpe.train.average_precision import gather_detections, score_boxes
+from irpe.train.detection.scores import gather_detections, score_boxes
 accelerator = Accelerator(cpu=True)
 content, detections = scene(3, images=5)
 rank = accelerator.process_index

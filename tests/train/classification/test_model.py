@@ -4,7 +4,7 @@ import pytest
 import torch
 from train.little import CONFIG, train
 
-from irpe.train.build import build_model, read_weights
+from irpe.train.classification.model import build_model, read_weights
 
 ARGS = CONFIG.model_args
 

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from irpe.files import write_text
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.measure import interleaved
-from irpe.train.build import build_model
-from irpe.train.classify import Classification
+from irpe.train.classification.model import build_model
+from irpe.train.classification.sources import Source
+from irpe.train.classification.task import Classification
 from irpe.train.config import ClassifierConfig
 from irpe.train.engine import fit, make_accelerator
-from irpe.train.images import Source
-from irpe.train.loading import Images, every_batch
 from irpe.train.logs import Monitor
+from irpe.train.sampling import Images, every_batch
 from irpe.viz.training import read_metrics
 
 MOVES = (0, 1, 2)
