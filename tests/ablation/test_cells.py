@@ -1,121 +1,104 @@
-"""Ablations: moved images, kept cells, and words that claim no more than the data."""
+"""The runs of an ablation: each once, found again, reported."""
 
 import json
 
 import pytest
-import torch
 from train.little import CONFIG, little
 
-from irpe.ablation.cells import Cost, Result, Row, make_mover, measure_costs, plan, run_cells
-from irpe.ablation.report import compare, make_lines, markdown_table, sentences, write_report
-from irpe.train.logs import Silence
+from irpe.ablation.cells import SHIFTS, measure_row_costs, plan_cells, run_cells
+from irpe.ablation.report import markdown_table, write_report
+from irpe.ablation.rows import AblationRow
+from irpe.ablation.shifts import classify_shifted
+from irpe.ablation.statistics import collect_rows
+from irpe.progress import NO_PROGRESS, NoProgress
+from irpe.train.classification.task import ClassificationTask
+from irpe.train.processes import make_accelerator
+from irpe.train.runs import load_run
 
 BASE = CONFIG.replace(encoding="none", absolute="keep", epochs=1)
 DATA = little()
-ROWS = [Row("absolute", "none", "keep"), Row("K", "product-contextual-k", "none")]
+ROWS = [AblationRow("absolute", "none", "keep"), AblationRow("K", "product-contextual-k", "none")]
 
 
-class Quiet:
+class Watch(NoProgress):
     def __init__(self):
-        self.begun, self.ended = [], []
+        self.steps, self.reports = [], {}
 
-    def begin(self, cell):
-        self.begun.append(cell)
-        return Silence()
+    def step(self, done, values):
+        self.steps.append(done)
 
-    def end(self, cell, result):
-        self.ended.append(result)
-
-
-@pytest.mark.parametrize("patches", [1, 2])
-def test_moving_equals_a_loop(patches):
-    images = torch.randn(5, 2, 8, 6)
-    moved = make_mover(patches, 2, torch.tensor([-7.0, -6.0]))(images)
-    distance = 2 * patches
-    for number in range(5):
-        down, right = [(0, 1), (1, 0), (0, -1), (-1, 0)][number % 4]
-        for row in range(8):
-            for column in range(6):
-                y, x = row - down * distance, column - right * distance
-                inside = 0 <= y < 8 and 0 <= x < 6
-                expected = images[number, :, y, x] if inside else torch.tensor([-7.0, -6.0])
-                assert torch.equal(moved[number, :, row, column], expected)
+    def report(self, name, values):
+        self.reports[name] = values
 
 
-def test_moving_by_nothing_changes_nothing():
-    images = torch.randn(5, 1, 8, 6)
-    assert torch.equal(make_mover(0, 2, torch.zeros(1))(images), images)
-
-
-def test_cells_have_a_place_for_each_configuration(tmp_path):
-    cells = plan(ROWS, BASE, 2, DATA, tmp_path)
-    cells += plan(ROWS, BASE.replace(epochs=3), 2, DATA, tmp_path)
-    cells += plan(ROWS, BASE, 2, little(40), tmp_path)
+def test_cells_have_a_directory_for_each_configuration(tmp_path):
+    cells = plan_cells(ROWS, BASE, 2, DATA, tmp_path)
+    cells += plan_cells(ROWS, BASE.replace(epochs=3), 2, DATA, tmp_path)
+    cells += plan_cells(ROWS, BASE, 2, little(40), tmp_path)
     assert len({cell.directory for cell in cells}) == 12
     assert [cell.config.seed for cell in cells[:4]] == [0, 0, 1, 1]
-    again = plan(ROWS, BASE, 2, DATA, tmp_path)
+    again = plan_cells(ROWS, BASE, 2, DATA, tmp_path)
     assert [c.directory for c in again] == [c.directory for c in cells[:4]]
 
 
 def test_two_rows_of_one_name_are_refused(tmp_path):
     with pytest.raises(ValueError, match="two have the same name"):
-        plan([ROWS[0], ROWS[0]], BASE, 1, DATA, tmp_path)
+        plan_cells([ROWS[0], ROWS[0]], BASE, 1, DATA, tmp_path)
 
 
-def test_finished_cells_are_kept_and_a_report_is_written(tmp_path):
-    cells = plan(ROWS, BASE, 2, DATA, tmp_path)
-    first = run_cells(cells, DATA, Quiet())
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The cells of two rows and two seeds, and what they found."""
+    cells = plan_cells(ROWS, BASE, 2, DATA, tmp_path_factory.mktemp("ablation"))
+    watch = Watch()
+    results = run_cells(cells, DATA, watch)
+    assert watch.steps == [1, 2, 3, 4]
+    assert [values["top1"] for values in watch.reports.values()] == [r.top1() for r in results]
+    return cells, results
+
+
+def test_finished_cells_are_not_run_again(finished):
+    cells, results = finished
     stamps = [(cell.directory / "checkpoint.pt").stat().st_mtime_ns for cell in cells]
-    table = Quiet()
-    again = run_cells(cells, DATA, table)
-    assert (again, table.ended) == (first, first)
+    assert run_cells(cells, DATA) == results
     assert stamps == [(c.directory / "checkpoint.pt").stat().st_mtime_ns for c in cells]
-    lines = make_lines(first, measure_costs(cells, 10, rounds=1))
-    write_report(tmp_path / "report", "Ablation", lines, cells)
+
+
+def test_a_cell_finds_what_an_evaluation_of_its_run_finds(finished):
+    cells, results = finished
+    for cell, result in zip(cells, results, strict=True):
+        task = ClassificationTask(cell.config, *DATA)
+        model, accelerator = load_run(cell.directory), make_accelerator()
+        score = task.evaluate(model, accelerator)
+        assert (result.correct[0], result.top1(), result.top5) == (
+            score.correct,
+            score.top1,
+            score.top5,
+        )
+        assert list(result.correct) == classify_shifted(model, task.val_images, SHIFTS, accelerator)
+
+
+def test_a_cell_that_ended_without_a_result_is_evaluated(finished):
+    cells, results = finished
+    (cells[0].directory / "result.json").unlink()
+    assert run_cells(cells[:1], DATA) == results[:1]
+
+
+def test_a_report_is_written(finished, tmp_path):
+    cells, results = finished
+    rows = collect_rows(results, measure_row_costs(cells, 10, rounds=1))
+    write_report(tmp_path / "report", "Ablation", rows, cells)
     names = {path.name for path in (tmp_path / "report").iterdir()}
     assert names == {"report.md", "results.json", "top1.png", "curves.png"}
     content = json.loads((tmp_path / "report/results.json").read_text())
     assert [row["row"] for row in content["rows"]] == ["absolute", "K"]
-    assert content["rows"][1]["parameters"] == lines[1].cost.parameters
-    assert markdown_table(lines) in (tmp_path / "report/report.md").read_text()
+    assert content["rows"][1]["parameters"] == rows[1].cost.parameters
+    assert markdown_table(rows) in (tmp_path / "report/report.md").read_text()
 
 
 def test_a_damaged_result_is_named(tmp_path):
-    cell = plan(ROWS, BASE, 1, DATA, tmp_path)[0]
+    cell = plan_cells(ROWS, BASE, 1, DATA, tmp_path)[0]
     cell.directory.mkdir(parents=True)
     (cell.directory / "result.json").write_text("{")
     with pytest.raises(ValueError, match=r"result.json is damaged.*remove"):
-        run_cells([cell], DATA, Quiet())
-
-
-def line(name, *hits):
-    """A row of which each seed tells the first `hits` of 100 images right."""
-    results = [
-        Result(name, seed, ("1" * count + "0" * (100 - count),) * 3, 99.0)
-        for seed, count in enumerate(hits)
-    ]
-    return make_lines(results, {name: Cost(1, 1, 1.0)})[0]
-
-
-def test_differences_inside_the_spread_are_ties():
-    base = line("absolute", 60, 64)
-    assert compare(line("x", 90, 94), base) == "better"
-    assert compare(line("x", 30, 34), base) == "worse"
-    assert compare(line("x", 63, 94), base) == "tie"  # the seeds overlap
-    assert compare(line("x", 65, 65), line("y", 63, 64)) == "tie"  # within two standard errors
-    assert compare(line("x", 90), base) == "unknown"
-
-
-def test_the_words_name_what_is_compared():
-    text = sentences([line("absolute", 60, 64), line("K", 90, 94), line("V", 60, 64)])
-    assert "100 test images, 2 seeds" in text[0]
-    assert text[1] == (
-        "Images as they are: better than absolute: K (+30.0); tie with absolute: V (+0.0)."
-    )
-    assert text[3].startswith("Images moved by 2 patches: ")
-
-
-def test_one_seed_claims_nothing():
-    text = sentences([line("absolute", 60), line("K", 90)])
-    assert len(text) == 2
-    assert "no difference is claimed" in text[1]
+        run_cells([cell], DATA, NO_PROGRESS)

@@ -7,13 +7,13 @@ import torch
 from train.little import CONFIG, little, write_run
 
 from irpe.ablation.robustness import (
+    EvaluatedRun,
     Point,
-    Run,
     check_conditions,
     collect,
     default_sizes,
-    describe,
     group_runs,
+    label_encodings,
     measure,
     name_groups,
     read_classifier,
@@ -21,10 +21,10 @@ from irpe.ablation.robustness import (
 )
 from irpe.train.classification.model import build_model
 from irpe.train.classification.scores import evaluate
-from irpe.train.config import DetectorConfig
-from irpe.train.engine import make_accelerator
+from irpe.train.classification.transforms import eval_images
+from irpe.train.detection.config import DetectorConfig
+from irpe.train.processes import make_accelerator
 from irpe.train.runs import load_run
-from irpe.train.sampling import eval_images
 
 ABSOLUTE = CONFIG.replace(encoding="none", absolute="keep")
 BOTH = CONFIG.replace(encoding="product-contextual-k", absolute="keep")
@@ -36,7 +36,7 @@ def pixels(size, count=6):
 
 
 def scores(path, sizes, moves):
-    run = Run(path, read_classifier(path), VAL)
+    run = EvaluatedRun(path, read_classifier(path), VAL)
     points = list(measure([run], sizes, moves, make_accelerator()))
     return {(point.axis, point.at): point.top1 for point in points}
 
@@ -121,7 +121,7 @@ def test_scores_are_collected_by_group_and_condition():
 )
 def test_labels_tell_the_encodings(encoding, absolute, expected):
     config = CONFIG.replace(encoding=encoding, absolute=absolute)
-    assert describe(config, build_model(config, 10)) == expected
+    assert label_encodings(config, build_model(config, 10)) == expected
 
 
 @pytest.mark.parametrize(("bias", "expected"), [("keep", "built-in bias + K"), ("drop", "K")])
@@ -133,7 +133,7 @@ def test_a_swin_has_no_absolute_encoding_to_tell_of(bias, expected):
         absolute="keep",
         builtin_bias=bias,
     )
-    assert describe(config, build_model(config, 10)) == expected
+    assert label_encodings(config, build_model(config, 10)) == expected
 
 
 def test_groups_have_the_names_that_are_given_or_made(tmp_path):
@@ -186,5 +186,5 @@ def test_the_run_of_a_detector_is_an_error(tmp_path):
         read_classifier(tmp_path)
     content = json.loads(CONFIG.to_json())
     (tmp_path / "run.json").write_text(json.dumps({**content, "task": "poetry"}))
-    with pytest.raises(ValueError, match=r"run\.json is damaged"):
+    with pytest.raises(ValueError, match=r"run\.json cannot be read"):
         read_classifier(tmp_path)

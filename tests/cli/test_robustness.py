@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 
 from train.little import CONFIG, little, write_run
 
-from irpe.train.config import DetectorConfig
+from irpe.train.detection.config import DetectorConfig
 
 NAMES = ["absolute-0", "absolute-1", "K-0"]
 
@@ -95,7 +95,7 @@ WRONG = {
     "2 labels for 1 groups of runs": ["K-0", "--label", "a", "--label", "b"],
     "must end with .png or .svg": ["K-0", "-o", "wrong.pdf"],
     "the folder none does not exist": ["K-0", "-o", "none/wrong.png"],
-    "is no folder, no data set of timm's": ["K-0", "--data", "elsewhere"],
+    "is not a folder, a timm dataset": ["K-0", "--data", "elsewhere"],
 }  # fmt: skip
 
 

@@ -1,10 +1,10 @@
-"""All rows of the paper's Table 4 can be built by name."""
+"""The paper's tables, as they are printed."""
 
 import pytest
 import torch
 
 import irpe
-from irpe.models.paper import TABLE_4, build_table4, find_row
+from irpe.models.paper import COSTS, FIGURE_3, TABLE_4, TABLES
 
 SMALL = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": (32, 64), "num_classes": 3}
 # The crosses and ticks of the table: learnable absolute encoding, then queries, keys, values.
@@ -12,29 +12,26 @@ TICKS = ["1000", "0000", "0100", "0010", "0001", "0110", "0111", "1100", "1010",
          "1111"]  # fmt: skip
 
 
-def test_the_table_has_twelve_rows_with_different_names():
-    assert [row.number for row in TABLE_4] == list(range(1, 13))
-    assert len({row.name for row in TABLE_4}) == 12
-
-
 @pytest.mark.parametrize(
     ("row", "ticks"), list(zip(TABLE_4, TICKS, strict=True)), ids=lambda x: getattr(x, "name", x)
 )
-def test_rows_are_built_by_name(row, ticks):
-    pytest.importorskip("timm", reason="needs the extra 'timm'")
-    model = build_table4(row.name, **SMALL)
+def test_table_4_has_the_encodings_that_are_ticked(row, ticks):
+    timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
+    plain = timm.create_model("deit_small_patch16_224", **SMALL)
+    model = irpe.equip(plain, row.encoding, absolute=row.absolute)
     names = [name for name, _ in model.named_parameters()]
     parts = ["pos_embed", "query_tables", "key_tables", "value_tables"]
     found = ["1" if any(part in name for name in names) else "0" for part in parts]
     assert "".join(found) == ticks
     assert (model.pos_embed != 0).any() == (ticks[0] == "1")
     assert model(torch.randn(1, 3, 32, 64)).shape == (1, 3)
-    assert find_row(row.name) is row
     for attention in irpe.summary(model).attentions:
         assert attention.spec.startswith("product-contextual-")
         assert attention.num_buckets == 50
 
 
-def test_a_typo_gets_the_nearest_name():
-    with pytest.raises(ValueError, match="did you mean 'learnable-qkv'"):
-        build_table4("lernable-qkv")
+def test_rows_of_a_table_have_names_and_encodings_of_their_own():
+    for rows in (*TABLES.values(), FIGURE_3):
+        assert len({row.name for row in rows}) == len(rows)
+        assert len({(row.encoding, row.absolute) for row in rows}) == len(rows)
+    assert len({(cost.table, cost.label) for cost in COSTS}) == len(COSTS) == 4 + 15

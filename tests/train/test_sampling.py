@@ -5,22 +5,10 @@ import random
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from train.little import AUGMENTED, CONFIG, little
 
-from irpe.train.classification.sources import BrokenImageError
-from irpe.train.sampling import (
-    Batch,
-    Batches,
-    Draw,
-    EveryImage,
-    Images,
-    eval_images,
-    in_colours,
-    make_loader,
-    train_images,
-    train_sampler,
-)
+from irpe.train.classification.transforms import Batch, train_images
+from irpe.train.sampling import Batches, EveryImage, make_loader, train_sampler
 
 NO_MIXING = AUGMENTED.replace(mixup=0.0, cutmix=0.0)
 
@@ -76,42 +64,3 @@ def test_loading_takes_nothing_from_the_random_numbers_outside():
 def test_evaluation_takes_each_image_once():
     taken = [number for rank in range(3) for number in EveryImage(20, 3, rank)]
     assert sorted(taken) == list(range(20))
-
-
-class Damaged:
-    classes = ("a", "b")
-
-    def __init__(self, broken, count=4):
-        self.broken, self.count = broken, count
-        self.source, _ = little()
-
-    def __len__(self):
-        return self.count
-
-    def read(self, index):
-        if index in self.broken:
-            raise BrokenImageError(str(index))
-        return self.source.read(index)[0], index
-
-    def filename(self, index):
-        return str(index)
-
-
-def test_a_broken_image_is_replaced_by_the_next_and_marked():
-    images = eval_images(Damaged({3, 0}), CONFIG)
-    _, label, index, broken = images[Draw(0, 0, 3)]
-    assert (label, index, broken) == (1, 3, True)
-    _, label, index, broken = images[Draw(0, 0, 2)]
-    assert (label, index, broken) == (2, 2, False)
-
-
-def test_grey_images_of_16_bits_keep_their_shades():
-    pixels = np.array([[0, 256, 40000, 65535]], dtype=np.uint16)
-    image = in_colours(Image.fromarray(pixels), "L")
-    assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
-
-
-def test_nothing_but_broken_images():
-    images: Images = eval_images(Damaged({0, 1, 2, 3}), CONFIG)
-    with pytest.raises(ValueError, match="none of the 4 images can be read"):
-        images[Draw(0, 0, 0)]

@@ -1,4 +1,4 @@
-"""Trained classifiers on images that they were not trained for: of other sizes, and moved."""
+"""Trained classifiers on images unlike those they were trained on: of other sizes, and shifted."""
 
 import dataclasses
 import re
@@ -12,22 +12,23 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from irpe.ablation.cells import find_hits
-from irpe.train.classification.model import build_model, start_from
+from irpe.ablation.shifts import classify_shifted, patch_size
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.classification.model import build_model
 from irpe.train.classification.scores import check_broken, evaluate
 from irpe.train.classification.sources import Source
-from irpe.train.config import ClassifierConfig
+from irpe.train.classification.transforms import eval_images
 from irpe.train.runs import load_run, read_config
-from irpe.train.sampling import eval_images
+from irpe.train.weights import start_from
 
-_PARTS = tuple(Fraction(part) for part in ("3/4", "7/8", "1", "5/4", "3/2"))
+_SCALES = tuple(Fraction(scale) for scale in ("3/4", "7/8", "1", "5/4", "3/2"))
 
 Axis = Literal["size", "move"]
 Curves = dict[str, dict[int, list[float]]]
 
 
 @dataclass(frozen=True)
-class Run:
+class EvaluatedRun:
     """A run to evaluate.
 
     Args:
@@ -45,10 +46,10 @@ class Point(NamedTuple):
     """A run's score under one condition.
 
     Args:
-        run: The number of the run.
-        axis: What was changed: the size of the input, or the place of the image.
-        at: The size in pixels, or the move in patches.
-        top1: Percent of the images told right.
+        run: The index of the run.
+        axis: What was changed: the size of the input, or the position of the image.
+        at: The size in pixels, or the shift in patches.
+        top1: Percent of the images classified correctly.
     """
 
     run: int
@@ -66,14 +67,14 @@ def read_classifier(path: Path) -> ClassifierConfig:
 
 
 def group_runs(configs: Sequence[ClassifierConfig]) -> list[int]:
-    """Returns the number of each run's group: runs that differ in nothing but the seed share one.
+    """Returns the index of each run's group: runs that differ in the seed alone form a group.
 
     Args:
         configs: The configurations of the runs.
     """
     keys = [config.replace(seed=0).to_json() for config in configs]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return [numbers[key] for key in keys]
+    groups = {key: group for group, key in enumerate(dict.fromkeys(keys))}
+    return [groups[key] for key in keys]
 
 
 def name_groups(runs: Sequence[Path], labels: Sequence[str]) -> list[str]:
@@ -81,23 +82,23 @@ def name_groups(runs: Sequence[Path], labels: Sequence[str]) -> list[str]:
 
     Args:
         runs: The directories of the runs.
-        labels: A name for each group, in the order of their first runs; empty: names that tell
+        labels: A name for each group, in the order of their first runs; empty: names made from
             the encodings.
     """
     configs = [read_classifier(path) for path in runs]
     groups = group_runs(configs)
-    first = [groups.index(number) for number in range(max(groups) + 1)]
+    first = [groups.index(group) for group in range(max(groups) + 1)]
     if labels and len(labels) != len(first):
         raise ValueError(
-            f"{len(labels)} labels for {len(first)} groups of runs, which are what differs in more "
-            f"than the seed: give one label for each, in the order of "
-            f"{', '.join(str(runs[number]) for number in first)}"
+            f"{len(labels)} labels for {len(first)} groups of runs (runs that differ in the seed "
+            "alone are a group): give one label for each, in the order of "
+            f"{', '.join(str(runs[index]) for index in first)}"
         )
-    names = list(labels) or [describe(configs[n], load_run(runs[n])) for n in first]
-    for number, name in enumerate(names):
+    names = list(labels) or [label_encodings(configs[n], load_run(runs[n])) for n in first]
+    for group, name in enumerate(names):
         other = names.index(name)
-        if other < number:
-            fields = _differences(configs[first[other]], configs[first[number]])
+        if other < group:
+            fields = _differences(configs[first[other]], configs[first[group]])
             raise ValueError(
                 f"two groups of runs are called {name!r}, and differ in {', '.join(fields)}: give "
                 f"each of the {len(first)} groups a label of its own"
@@ -105,8 +106,8 @@ def name_groups(runs: Sequence[Path], labels: Sequence[str]) -> list[str]:
     return [names[group] for group in groups]
 
 
-def describe(config: ClassifierConfig, model: nn.Module) -> str:
-    """Returns a short text that tells the encodings of a run, such as "absolute + K".
+def label_encodings(config: ClassifierConfig, model: nn.Module) -> str:
+    """Returns a short name for the encodings of a run, such as "absolute + K".
 
     Args:
         config: The run's configuration.
@@ -128,9 +129,9 @@ def describe(config: ClassifierConfig, model: nn.Module) -> str:
 
 def default_sizes(config: ClassifierConfig, model: nn.Module) -> list[int]:
     """Returns sizes from three quarters to one and a half of a run's own, in whole patches."""
-    patch = _patch_size(model)
+    patch = patch_size(model)
     patches = Fraction(config.image_size, patch)
-    return sorted({max(1, round(patches * part)) * patch for part in _PARTS})
+    return sorted({max(1, round(patches * scale)) * patch for scale in _SCALES})
 
 
 def check_conditions(
@@ -147,9 +148,9 @@ def check_conditions(
         config: Its configuration.
         model: Its model.
         sizes: Heights and widths of the input, in pixels.
-        moves: How far images are moved, in patches.
+        moves: How far images are shifted, in patches.
     """
-    patch = _patch_size(model)
+    patch = patch_size(model)
     most = config.image_size // patch - 1
     for move in moves:
         if not 0 <= move <= most:
@@ -165,7 +166,7 @@ def check_conditions(
                 f"{near} or {near + patch}"
             )
         try:
-            with torch.no_grad():  # tables that end at some distance are found out by an image
+            with torch.no_grad():  # a grid larger than the tables shows on an image
                 resize(model, config, size)(torch.zeros(1, config.channels, size, size))
         except ValueError as error:
             raise ValueError(f"{path} cannot be evaluated at size {size}: {error}") from error
@@ -189,27 +190,30 @@ def resize(model: nn.Module, config: ClassifierConfig, size: int) -> nn.Module:
 
 
 def measure(
-    runs: Sequence[Run], sizes: Sequence[int], moves: Sequence[int], accelerator: Accelerator
+    runs: Sequence[EvaluatedRun],
+    sizes: Sequence[int],
+    moves: Sequence[int],
+    accelerator: Accelerator,
 ) -> Iterator[Point]:
     """Yields the scores of all runs, at all sizes and then all moves, as they are found.
 
     Args:
         runs: The runs.
         sizes: Heights and widths of the input, in pixels.
-        moves: How far images are moved, in patches, at the run's own size.
-        accelerator: Tells the device.
+        moves: How far images are shifted, in patches, at the run's own size.
+        accelerator: Knows the device.
     """
     if accelerator.num_processes > 1:
         raise ValueError("robustness is measured in one process: start it without torchrun")
-    for number, run in enumerate(runs):
+    for index, run in enumerate(runs):
         model = load_run(run.path)
         for size in sizes:
-            yield Point(number, "size", size, _top1_at(run, model, size, accelerator))
+            yield Point(index, "size", size, _top1_at(run, model, size, accelerator))
         images = eval_images(run.source, run.config)
         model = model.to(accelerator.device)
-        found = find_hits(model, images, moves, accelerator, run.config.workers)
-        for move, hits in zip(moves, found, strict=True):
-            yield Point(number, "move", move, 100 * hits.count("1") / len(hits))
+        found = classify_shifted(model, images, moves, accelerator, run.config.workers)
+        for move, correct in zip(moves, found, strict=True):
+            yield Point(index, "move", move, 100 * sum(correct) / len(correct))
 
 
 def collect(points: Iterable[Point], axis: Axis, labels: Sequence[str]) -> Curves:
@@ -227,17 +231,12 @@ def collect(points: Iterable[Point], axis: Axis, labels: Sequence[str]) -> Curve
     return curves
 
 
-def _top1_at(run: Run, model: nn.Module, size: int, accelerator: Accelerator) -> float:
+def _top1_at(run: EvaluatedRun, model: nn.Module, size: int, accelerator: Accelerator) -> float:
     resized = resize(model, run.config, size).to(accelerator.device)
     images = eval_images(run.source, run.config.replace(image_size=size))
     score = evaluate(resized, images, accelerator, workers=run.config.workers)
     check_broken(score, run.config.max_broken, run.config.data)
     return score.top1
-
-
-def _patch_size(model: nn.Module) -> int:
-    embedding: Any = model.get_submodule("patch_embed")
-    return embedding.patch_size[0]
 
 
 def _differences(one: ClassifierConfig, other: ClassifierConfig) -> list[str]:

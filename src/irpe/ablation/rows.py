@@ -1,69 +1,58 @@
-"""What `irpe ablate` compares: a default, and the rows of the paper's Tables 1-4 and Fig. 3."""
+"""What `irpe ablate` compares: a default, the paper's tables, or rows of the user's own."""
 
-from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-from irpe.ablation.cells import Row
-from irpe.models.paper import TABLE_4
-
-_METHODS = ("euclidean", "quantization", "cross", "product")
-_MODES = ("bias", "contextual")
+from irpe.core.choices import check_choice
+from irpe.models.paper import FIGURE_3, TABLES, PaperRow
 
 
-def default_rows() -> list[Row]:
-    """No position at all, absolute, and relative in several ways."""
+@dataclass(frozen=True)
+class AblationRow:
+    """An encoding that is compared with others.
+
+    Args:
+        name: What to call it.
+        encoding: The relative encoding, or "none".
+        absolute: What becomes of the absolute one.
+    """
+
+    name: str
+    encoding: str
+    absolute: str
+
+
+def default_rows() -> list[AblationRow]:
+    """Returns no position at all, absolute, and relative in several ways."""
     return [
-        Row("none", "none", "none"),
-        Row("absolute", "none", "keep"),
-        Row("product bias", "product-bias-k", "none"),
-        Row("K", "product-contextual-k", "none"),
-        Row("QKV", "product-contextual-qkv", "none"),
-        Row("absolute + QKV", "product-contextual-qkv", "keep"),
+        AblationRow("none", "none", "none"),
+        AblationRow("absolute", "none", "keep"),
+        AblationRow("product bias", "product-bias-k", "none"),
+        AblationRow("K", "product-contextual-k", "none"),
+        AblationRow("QKV", "product-contextual-qkv", "none"),
+        AblationRow("absolute + QKV", "product-contextual-qkv", "keep"),
     ]
 
 
-def table_1() -> list[Row]:
-    """Methods and modes, a table for each head, beside the absolute encoding."""
-    rows = [
-        Row(f"{method} {mode}", f"{method}-{mode}-k+unshared", "keep")
-        for method in _METHODS
-        for mode in _MODES
-    ]
-    return [Row("absolute", "none", "keep"), *rows]
+def table_rows(table: int) -> list[AblationRow]:
+    """Returns the rows of the paper's Table 1, 2, 3 or 4."""
+    check_choice("--table", table, TABLES)
+    return _of_paper(TABLES[table])
 
 
-def table_2() -> list[Row]:
-    """A table for each head against one for all."""
-    return [
-        Row(f"{mode} {name}", f"product-{mode}-k{sharing}", "keep")
-        for mode in _MODES
-        for name, sharing in {"unshared": "+unshared", "shared": ""}.items()
-    ]
+def bucket_rows() -> list[AblationRow]:
+    """Returns the numbers of buckets of the paper's Fig. 3."""
+    return _of_paper(FIGURE_3)
 
 
-def table_3() -> list[Row]:
-    """The clip function against the piecewise one, with the same number of buckets."""
-    return [
-        Row(f"{name} {mode}", f"product-{mode}-k@{index}", "keep")
-        for name, index in {"clip": "clip3", "piecewise": "1.9"}.items()
-        for mode in _MODES
-    ]
+def parse_row(text: str) -> AblationRow:
+    """Returns the row of a text NAME=ENCODING[,ABSOLUTE]; ABSOLUTE is none by default."""
+    name, equals, rest = text.partition("=")
+    encoding, _, absolute = rest.partition(",")
+    if not (name and equals and encoding):
+        raise ValueError(f"--row {text!r} is not of the form NAME=ENCODING[,keep|none|sinusoid]")
+    return AblationRow(name, encoding, absolute or "none")
 
 
-def table_4() -> list[Row]:
-    """Encodings on queries, keys and values, with and without the absolute encoding."""
-    return [
-        Row(row.name.replace("learnable", "absolute"), row.encoding, row.absolute)
-        for row in TABLE_4
-    ]
-
-
-def buckets() -> list[Row]:
-    """The number of buckets of the contextual product method (Fig. 3)."""
-    sizes = {(2 * m + 1) ** 2 + 1: f"{(m + 0.8) / 2:.1f}" for m in range(1, 7)}
-    return [
-        Row(f"{size} buckets", f"product-contextual-k@{ratio}", "keep")
-        for size, ratio in sizes.items()
-    ]
-
-
-TABLES: dict[int, Callable[[], list[Row]]] = {1: table_1, 2: table_2, 3: table_3, 4: table_4}
+def _of_paper(rows: Iterable[PaperRow]) -> list[AblationRow]:
+    return [AblationRow(row.name, row.encoding, row.absolute) for row in rows]

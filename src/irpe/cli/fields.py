@@ -9,14 +9,16 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from irpe.train.config import ClassifierConfig, DetectorConfig, RunConfig
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.config import RunConfig
+from irpe.train.detection.config import DetectorConfig
 
 _PLAIN = (str, int, float, bool)
-_OPTIONAL = {"initial", "root"}  # "none" takes them away
+_OPTIONAL = {"initial", "root"}  # "none" unsets them
 _PANELS = {
-    RunConfig: "Fields of every recipe",
-    ClassifierConfig: "Fields of recipes for classifiers",
-    DetectorConfig: "Fields of recipes for detectors",
+    RunConfig: "Settings of every recipe",
+    ClassifierConfig: "Settings of classifiers",
+    DetectorConfig: "Settings of detectors",
 }
 
 
@@ -86,7 +88,7 @@ def _read_json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"model_args {text!r} is no JSON: {error}") from error
+        raise ValueError(f"model_args {text!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"model_args {text!r} must be a JSON object, as in '{{\"depth\": 6}}'")
     return value

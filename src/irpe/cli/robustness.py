@@ -1,4 +1,4 @@
-"""`irpe show robustness`: trained classifiers on images of other sizes, and moved."""
+"""`irpe show robustness`: trained classifiers on images of other sizes, and shifted."""
 
 import json
 import statistics
@@ -10,13 +10,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from irpe.cli.bars import ProgressBar
 from irpe.cli.evaluate import open_val
-from irpe.cli.monitor import track
 from irpe.extras import require
-from irpe.files import check_place, write_text
+from irpe.files import check_writable, write_text
+from irpe.progress import track
 
 EPILOG = "Example: `irpe show robustness runs/ablation/cells/* --sizes 48,56,64,80 -o robust.png`"
-_AT_A_TIME = 6  # columns of numbers that fit in 80 characters
+_COLUMNS = 6  # that fit in 80 characters
 
 
 def robustness(
@@ -50,32 +51,32 @@ def robustness(
     require("accelerate", "train")
     require("timm", "train")
     from irpe.ablation.robustness import collect, measure, name_groups
-    from irpe.train.engine import make_accelerator
+    from irpe.train.processes import make_accelerator
     from irpe.viz import plot_robustness, save_figure
-    from irpe.viz.canvas import FORMATS
-    from irpe.viz.canvas import check_place as check_figure
+    from irpe.viz.canvas import FORMATS, check_output
 
     require("matplotlib", "viz")
-    numbers = check_figure(output, FORMATS).with_suffix(".json")
-    check_place(numbers)
+    values = check_output(output, FORMATS).with_suffix(".json")
+    check_writable(values)
     chosen = None if sizes is None else _parse("--sizes", sizes, "48,56,64")
     distances = _parse("--moves", moves, "0,1,2,3")
     labels = name_groups(_check_once(runs), label or [])
     opened, chosen = _open(runs, data, chosen, distances)
     work = measure(opened, chosen, distances, make_accelerator())
     count = len(runs) * (len(chosen) + len(distances))
-    points = list(track(work, count, "evaluating"))
+    with ProgressBar() as bar:
+        points = list(track(bar, work, count, "evaluating"))
     by_size, by_move = (collect(points, axis, labels) for axis in ("size", "move"))
     figure = plot_robustness(by_size, by_move, {run.config.image_size for run in opened})
     text = json.dumps({"runs": _entries(opened, labels, points)}, indent=2) + "\n"
-    write_text(numbers, text)
+    write_text(values, text)
     save_figure(figure, output)
     if as_json:
         typer.echo(text, nl=False)
         return
     _print("top-1 (%) by the side of the input", by_size)
     _print("top-1 (%) by the patches that images moved", by_move)
-    typer.echo(f"wrote {numbers}\nwrote {output}")
+    typer.echo(f"wrote {values}\nwrote {output}")
 
 
 def _check_once(runs: Sequence[Path]) -> Sequence[Path]:
@@ -96,11 +97,16 @@ def _parse(option: str, text: str, example: str) -> list[int]:
 def _open(
     paths: Sequence[Path], data: str | None, sizes: list[int] | None, moves: list[int]
 ) -> tuple[list[Any], list[int]]:
-    """Returns the runs with their images, and the sizes, once it is known that all will do."""
-    from irpe.ablation.robustness import Run, check_conditions, default_sizes, read_classifier
+    """Returns the runs with their images, and the sizes, after all of them are checked."""
+    from irpe.ablation.robustness import (
+        EvaluatedRun,
+        check_conditions,
+        default_sizes,
+        read_classifier,
+    )
     from irpe.train.runs import load_run
 
-    runs: list[Run] = []
+    runs: list[EvaluatedRun] = []
     for path in paths:
         config, model = read_classifier(path), load_run(path)
         if data is not None:
@@ -108,7 +114,7 @@ def _open(
         source = open_val(config, model, is_own=data is None)
         sizes = sizes or default_sizes(config, model)
         check_conditions(path, config, model, sizes, moves)
-        runs.append(Run(path, config, source))
+        runs.append(EvaluatedRun(path, config, source))
     return runs, sizes or []
 
 
@@ -123,10 +129,10 @@ def _entries(
             "seed": run.config.seed,
             "data": run.config.data,
             "image_size": run.config.image_size,
-            "top1_by_size": {p.at: p.top1 for p in points if (p.run, p.axis) == (number, "size")},
-            "top1_by_move": {p.at: p.top1 for p in points if (p.run, p.axis) == (number, "move")},
+            "top1_by_size": {p.at: p.top1 for p in points if (p.run, p.axis) == (index, "size")},
+            "top1_by_move": {p.at: p.top1 for p in points if (p.run, p.axis) == (index, "move")},
         }
-        for number, (run, label) in enumerate(zip(runs, labels, strict=True))
+        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
     ]
 
 
@@ -135,8 +141,8 @@ def _print(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> N
     screen = Console(highlight=False, markup=False)
     places = list(next(iter(curves.values())))
     screen.print(title)
-    for start in range(0, len(places), _AT_A_TIME):
-        shown = places[start : start + _AT_A_TIME]
+    for start in range(0, len(places), _COLUMNS):
+        shown = places[start : start + _COLUMNS]
         table = Table(box=None, pad_edge=False, collapse_padding=True)
         table.add_column("", overflow="fold")
         for place in shown:
@@ -147,5 +153,7 @@ def _print(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> N
 
 
 def _cell(scores: Sequence[float]) -> str:
-    spread = f"±{(max(scores) - min(scores)) / 2:.1f}" if len(scores) > 1 else ""
+    from irpe.ablation.statistics import half_range
+
+    spread = f"±{half_range(scores):.1f}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.1f}{spread}"

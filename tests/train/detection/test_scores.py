@@ -3,8 +3,6 @@
 import copy
 import json
 import math
-import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,36 +13,17 @@ pytest.importorskip("pycocotools", reason="needs the extra 'train'")
 from accelerate import Accelerator
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
-from train.processes import torchrun
+from train.detection.detections import dataset, found, scene, truth
 
 from irpe.train.detection.scores import (
-    BoxScore,
     gather_detections,
     score_boxes,
     score_with_classes,
     to_detections,
 )
 
-ROOT = Path(__file__).parents[2]
 NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 LARGE = [10, 20, 100, 200]
-
-
-def truth(image, category, box, crowd=0):
-    area = box[2] * box[3]
-    return {"image_id": image, "category_id": category, "bbox": box, "area": area, "iscrowd": crowd}
-
-
-def found(image, category, box, score=0.9):
-    return {"image_id": image, "category_id": category, "bbox": box, "score": score}
-
-
-def dataset(annotations, images=(1, 2), categories=(3, 7)):
-    return {
-        "images": [{"id": i, "width": 640, "height": 480} for i in images],
-        "annotations": [{"id": n, **one} for n, one in enumerate(annotations, 1)],
-        "categories": [{"id": c, "name": f"class {c}"} for c in categories],
-    }
 
 
 def numbers(score):
@@ -65,23 +44,6 @@ def pycocotools(content, detections, folder):
     evaluation.accumulate()
     evaluation.summarize()
     return evaluation
-
-
-def scene(seed, images=8, categories=(3, 7, 40)):
-    """Random boxes of all sizes, some crowds, and detections: near, far, twice, and tied."""
-    draw = random.Random(seed)
-    annotations, detections = [], []
-    for image, category in ((i, c) for i in range(1, images + 1) for c in categories[:-1]):
-        for _ in range(draw.randrange(6)):
-            size = draw.choice([20, 60, 180])
-            box = [draw.uniform(0, 400), draw.uniform(0, 250), size * draw.uniform(0.5, 1.2), size]
-            annotations.append(truth(image, category, box, int(draw.random() < 0.15)))
-            for _ in range(draw.randrange(4)):
-                moved = [value + draw.gauss(0, size / 15) for value in box]
-                detections.append(found(image, category, moved, round(draw.random(), 1)))
-        detections.append(found(image, categories[-1], [1, 2, 30, 40], draw.random()))
-    draw.shuffle(detections)
-    return dataset(annotations, range(1, images + 1), categories), detections
 
 
 def test_perfect_boxes_score_one():
@@ -201,8 +163,8 @@ def test_detections_of_nothing_known_are_errors(wrong, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"id": 0}, "annotation id 0 is not positive: number annotations from 1"),
-        ({"id": 2}, "annotation id 2 is there twice"),
+        ({"id": 0}, "annotation id 0 is not positive: count ids from 1"),
+        ({"id": 2}, "annotation id 2 occurs twice"),
     ],
 )
 def test_annotations_that_pycocotools_miscounts_are_errors(change, message):
@@ -258,28 +220,3 @@ def test_outputs_that_do_not_fit_are_errors():
 def test_one_process_keeps_its_detections():
     own = scene(1)[1]
     assert gather_detections(own, Accelerator(cpu=True)) is own
-
-
-SCRIPT = """
-import dataclasses, json, sys
-from accelerate import Accelerator
-from train.test_average_precision import scene
-from irpe.train.detection.scores import gather_detections, score_boxes
-accelerator = Accelerator(cpu=True)
-content, detections = scene(3, images=5)
-rank = accelerator.process_index
-share = ({1, 3, 5}, {2, 4, 1})[rank]  # image 1 is seen twice
-own = [one for one in detections if one["image_id"] in share]
-score = score_boxes(content, gather_detections(own, accelerator))
-with open(f"{sys.argv[1]}.{rank}", "w") as file:
-    json.dump(dataclasses.asdict(score), file)
-accelerator.end_training()
-"""
-
-
-def test_two_processes_score_what_one_scores(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    torchrun(2, tmp_path / "script.py", tmp_path / "score")
-    expected = score_boxes(*scene(3, images=5))
-    for rank in range(2):
-        assert BoxScore(**json.loads((tmp_path / f"score.{rank}").read_text())) == expected

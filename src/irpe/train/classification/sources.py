@@ -1,9 +1,6 @@
-"""Images with labels, wherever they are kept: folders, tar files, idx files, timm's data sets."""
+"""Labelled images, wherever they are stored: folders, tar files, idx files, timm's datasets."""
 
-import gzip
-import lzma
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,25 +9,15 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from irpe.train.classification.idx import IdxSource, find_idx
+from irpe.train.image_files import UNREADABLE, BrokenImageError
+
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 _SPLITS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "test", "t10k"),
 }
 _BY_NAME = ("torch/", "hfds/")
-# What Pillow raises for a file that is no image or only a part of one.
-UNREADABLE = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    struct.error,
-    Image.DecompressionBombError,
-)
-
-
-class BrokenImageError(ValueError):
-    """An image that cannot be read."""
 
 
 class Source(Protocol):
@@ -38,13 +25,13 @@ class Source(Protocol):
 
     @property
     def classes(self) -> Sequence[str]:
-        """The names of the classes, which labels count."""
+        """The names of the classes, in the order of the labels."""
         ...
 
     def __len__(self) -> int: ...
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """Returns an image and the number of its class."""
+        """Returns an image and the index of its class."""
         ...
 
     def filename(self, index: int) -> str:
@@ -52,38 +39,8 @@ class Source(Protocol):
         ...
 
 
-class IdxSource:
-    """Grey images in idx files, which may be compressed (.gz, .xz).
-
-    Args:
-        directory: Where the files are.
-        part: The first word of their names, for example "train".
-    """
-
-    def __init__(self, directory: Path, part: str) -> None:
-        self.path = _idx_file(directory, part, "images")
-        self.images = _read_idx(self.path, ndim=3)
-        self.labels = _read_idx(_idx_file(directory, part, "labels"), ndim=1)
-        if len(self.images) != len(self.labels):
-            raise ValueError(
-                f"{self.path} has {len(self.images)} images, but {len(self.labels)} labels"
-            )
-        self.classes = [str(number) for number in range(int(self.labels.max()) + 1)]
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def read(self, index: int) -> tuple[Image.Image, int]:
-        """Returns an image and the number of its class."""
-        return Image.fromarray(self.images[index]), int(self.labels[index])
-
-    def filename(self, index: int) -> str:
-        """Returns the file and the number of an image."""
-        return f"{self.path}[{index}]"
-
-
 class TimmSource:
-    """Images that timm reads: class folders, a tar file of them, or a data set with a name.
+    """Images that timm reads: class folders, a tar file of them, or a dataset with a name.
 
     Args:
         dataset: What `timm.data.create_dataset` returned.
@@ -100,7 +57,7 @@ class TimmSource:
         return len(self.dataset)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """Returns an image and the number of its class."""
+        """Returns an image and the index of its class."""
         try:
             if self.reader is None:
                 image, label = self.dataset[index]
@@ -114,7 +71,7 @@ class TimmSource:
         return image, int(label)
 
     def filename(self, index: int) -> str:
-        """Returns the file of an image, or its number where it has none."""
+        """Returns the file of an image, or its index where it has none."""
         if self.reader is not None:
             try:
                 return f"{self.name}/{self.reader.filename(index)}"
@@ -132,18 +89,18 @@ class TimmSource:
         if names is None and features is not None and "label" in features:
             names = features["label"].names
         if names is None:
-            raise ValueError(f"{self.name} does not tell its classes")
+            raise ValueError(f"{self.name} does not name its classes")
         return [str(name) for name in names]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some images of a source, with the class numbers of a list of classes.
+class Subset:
+    """Some images of a source, with labels that are indices into a given list of classes.
 
     Args:
         source: All the images.
         indices: The chosen ones.
-        classes: The classes that labels count.
+        classes: The classes, in the order of the labels.
     """
 
     source: Source
@@ -154,7 +111,7 @@ class Part:
         return len(self.indices)
 
     def read(self, index: int) -> tuple[Image.Image, int]:
-        """Returns an image and the number of its class."""
+        """Returns an image and the index of its class."""
         image, label = self.source.read(self.indices[index])
         return image, self.classes.index(self.source.classes[label])
 
@@ -168,20 +125,20 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
 
     Args:
         data: A folder with one folder, tar file or pair of idx files for each of train and val; the
-            name of a data set of timm's ("torch/cifar10", "hfds/..."); or "embedded".
-        root: Where a data set with a name is kept.
-        holdout: The fraction to hold out if there is but one folder of classes.
+            name of a timm dataset ("torch/cifar10", "hfds/..."); or "embedded".
+        root: Where a dataset with a name is stored.
+        holdout: The fraction to hold out if there is a single folder of class folders.
     """
     if holdout:
         whole = _open_whole(data)
         train, val = _split(len(whole), holdout)
-        return Part(whole, train, whole.classes), Part(whole, val, whole.classes)
+        return Subset(whole, train, whole.classes), Subset(whole, val, whole.classes)
     train, val = open_split(data, "train", root), open_split(data, "val", root)
     unknown = sorted(set(val.classes) - set(train.classes))
     if unknown:
-        raise ValueError(f"{data}: val has classes that train has not: {', '.join(unknown[:5])}")
+        raise ValueError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
     if list(val.classes) != list(train.classes):
-        val = Part(val, range(len(val)), train.classes)
+        val = Subset(val, range(len(val)), train.classes)
     return train, val
 
 
@@ -194,12 +151,12 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     folder = Path(data)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"data {data!r} is no folder, no data set of timm's ({'NAME, '.join(_BY_NAME)}NAME) "
-            "and not 'embedded'"
+            f"data {data!r} is not a folder, a timm dataset ({'NAME, '.join(_BY_NAME)}NAME) or "
+            "'embedded'"
         )
     found = _find_split(folder, split)
     if found is not None:
-        return IdxSource(folder, found) if isinstance(found, str) else _open_place(found)
+        return IdxSource(folder, found) if isinstance(found, str) else _open_path(found)
     looked_for = ", ".join(f"{name}/, {name}.tar" for name in _SPLITS[split])
     raise FileNotFoundError(
         f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
@@ -214,17 +171,17 @@ def _open_whole(data: str) -> Source:
         raise ValueError(f"holdout is for one folder of class folders: {data} has splits, use them")
     if not folder.exists():
         raise FileNotFoundError(f"data {data!r} does not exist")
-    return _open_place(folder)
+    return _open_path(folder)
 
 
 def _find_split(folder: Path, split: str) -> Path | str | None:
-    """Returns the place of a split, or the first word of its idx files, if it is there."""
+    """Returns the path of a split, or the first word of its idx files, if it exists."""
     for name in _SPLITS[split]:
-        if _idx_files(folder, name, "images"):
+        if find_idx(folder, name, "images"):
             return name
-        for place in (folder / name, folder / f"{name}.tar"):
-            if place.exists():
-                return place
+        for path in (folder / name, folder / f"{name}.tar"):
+            if path.exists():
+                return path
     return None
 
 
@@ -233,28 +190,28 @@ def _open_by_name(data: str, split: str, root: str | None) -> Source:
 
     place = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
     options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
-    for name in _SPLITS[split]:  # data sets name their splits in several ways
+    for name in _SPLITS[split]:  # datasets name their splits in several ways
         try:
             dataset: Any = create_dataset(data, root=place, split=name, **options)
         except ValueError:
             continue
         except (RuntimeError, OSError, AssertionError, ImportError) as error:
-            raise ValueError(f"data {data!r} cannot be had (root {place}): {error}") from error
+            raise ValueError(f"data {data!r} cannot be opened (root {place}): {error}") from error
         return TimmSource(dataset, data)
     raise ValueError(f"data {data!r} has no split named {' or '.join(_SPLITS[split])}")
 
 
-def _open_place(place: Path) -> Source:
+def _open_path(path: Path) -> Source:
     from timm.data.dataset_factory import create_dataset
 
-    options: dict[str, Any] = {"cache_tarinfo": False} if place.is_file() else {}
+    options: dict[str, Any] = {"cache_tarinfo": False} if path.is_file() else {}
     try:
-        dataset: Any = create_dataset("", root=str(place), search_split=False, **options)
-        source = TimmSource(dataset, str(place))
+        dataset: Any = create_dataset("", root=str(path), search_split=False, **options)
+        source = TimmSource(dataset, str(path))
     except (RuntimeError, OSError, AssertionError, ValueError) as error:
-        raise ValueError(f"{place} holds no images in class folders: {error}") from error
+        raise ValueError(f"{path} holds no images in class folders: {error}") from error
     if len(source) == 0:
-        raise ValueError(f"{place} holds no images in class folders")
+        raise ValueError(f"{path} holds no images in class folders")
     return source
 
 
@@ -262,32 +219,5 @@ def _split(count: int, holdout: float) -> tuple[list[int], list[int]]:
     order = np.random.default_rng(0).permutation(count).tolist()
     held = math.ceil(count * holdout)
     if not 0 < held < count:
-        raise ValueError(f"holdout = {holdout} of {count} images leaves a part with none")
+        raise ValueError(f"holdout = {holdout} of {count} images leaves an empty split")
     return sorted(order[held:]), sorted(order[:held])
-
-
-def _idx_files(directory: Path, part: str, kind: str) -> list[Path]:
-    return sorted(directory.glob(f"{part}-{kind}-idx?-ubyte*"))
-
-
-def _idx_file(directory: Path, part: str, kind: str) -> Path:
-    files = _idx_files(directory, part, kind)
-    if len(files) != 1:
-        raise FileNotFoundError(
-            f"{directory} has {len(files)} files {part}-{kind}-idx?-ubyte[.gz|.xz]; one is needed"
-        )
-    return files[0]
-
-
-def _read_idx(path: Path, ndim: int) -> Any:
-    """Returns the numbers of an idx file: two zeros, a type, a number of axes, sizes, data."""
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
-    try:
-        with openers.get(path.suffix, open)(path, "rb") as file:
-            data: bytes = file.read()
-        sizes = struct.unpack(f">{ndim}I", data[4 : 4 + 4 * ndim])
-        if data[:4] != bytes([0, 0, 8, ndim]):
-            raise ValueError(f"it starts with {data[:4]!r}")
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(sizes)
-    except (OSError, EOFError, ValueError, lzma.LZMAError, struct.error) as error:
-        raise ValueError(f"{path} is damaged, or no idx file of {ndim} axes: {error}") from error

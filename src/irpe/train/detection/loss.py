@@ -1,23 +1,26 @@
-"""DETR's loss, with transformers' matching and terms, the same however a batch is shared.
+"""DETR's loss, with transformers' matching and terms, the same however a batch is split.
 
 transformers divides by the boxes of a process and, under Accelerate, by the number of processes a
 second time. Here every term is a sum over the images at hand, divided by what the whole step has:
-the mean over parts and processes is then the loss of the batch on one device.
+the mean over micro-batches and processes is then the loss of the batch on one device.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
+from transformers import DetrConfig
 from transformers.loss.loss_for_object_detection import HungarianMatcher, ImageLoss
 
 
-class Share(NamedTuple):
-    """What the losses of a part are divided by: its share of the whole step.
+class Normalizer(NamedTuple):
+    """What the sums of a micro-batch are divided by, so that their mean is the step's loss.
 
     Args:
-        boxes: The boxes of a step, divided by its parts and processes.
-        weight: The same of the classification's weights, one for each query.
+        boxes: The boxes of the step, per micro-batch.
+        weight: The class weights of all its queries, per micro-batch.
     """
 
     boxes: float
@@ -25,68 +28,70 @@ class Share(NamedTuple):
 
 
 def count_targets(labels: list[Tensor], num_queries: int) -> Tensor:
-    """Returns the boxes, those that a query can be matched to, and the queries of some images."""
+    """Returns the number of boxes, of boxes that a query can match, and of queries."""
     sizes = [len(label) for label in labels]
     matched = sum(min(size, num_queries) for size in sizes)
     return torch.tensor([sum(sizes), matched, num_queries * len(sizes)], dtype=torch.float64)
 
 
-def share_of(counts: Tensor, parts: int, no_object: float) -> Share:
-    """Returns what a part divides by.
+def make_normalizer(counts: Tensor, num_micro_batches: int, no_object: float) -> Normalizer:
+    """Returns what each micro-batch divides by.
 
     Args:
-        counts: What `count_targets` returned, added up over a step.
-        parts: How many parts the step has, over all processes.
-        no_object: The weight of a query without an object in the classification.
+        counts: What `count_targets` returned, summed over the step.
+        num_micro_batches: How many the step has, over all processes.
+        no_object: The class weight of a query without an object.
     """
-    boxes, matched, queries = (counts / parts).tolist()
-    return Share(max(boxes, 1.0 / parts), matched + no_object * (queries - matched))
+    boxes, matched, queries = (counts / num_micro_batches).tolist()
+    weight = matched + no_object * (queries - matched)
+    return Normalizer(max(boxes, 1.0 / num_micro_batches), weight)
 
 
-@torch.compiler.disable  # the matching is not PyTorch's
 def detection_loss(
-    logits: Tensor,
-    labels: list[dict[str, Any]],
-    device: torch.device,
-    pred_boxes: Tensor,
-    config: Any,
-    outputs_class: Tensor,
-    outputs_coord: Tensor,
-    **_: Any,
-) -> tuple[Tensor, dict[str, Tensor], None]:
-    """Returns the loss as transformers' DETR asks for it, over all layers of the decoder.
+    logits: Float[Tensor, "layer image query class"],
+    boxes: Float[Tensor, "layer image query 4"],
+    targets: Sequence[dict[str, Tensor]],
+    normalizer: Normalizer,
+    config: DetrConfig,
+) -> Tensor:
+    """Returns the loss of a micro-batch, summed over the layers of the decoder.
 
     Args:
-        logits: The classes of the last layer, image by image and query by query.
-        labels: For each image: class_labels, boxes, and the share, which is the same in all.
-        device: Where it is computed.
-        pred_boxes: The boxes of the last layer.
-        config: The configuration of transformers' DETR.
-        outputs_class: The classes of all layers.
-        outputs_coord: The boxes of all layers.
+        logits: The class logits, "no object" last.
+        boxes: The boxes: centre x, centre y, width and height, relative to the image.
+        targets: For each image its "class_labels" and "boxes".
+        normalizer: What the sums are divided by.
+        config: Has the costs and coefficients.
     """
-    matcher = HungarianMatcher(config.class_cost, config.bbox_cost, config.giou_cost)
-    criterion = ImageLoss(matcher, config.num_labels, config.eos_coefficient, []).to(device)
-    layers = [(logits, pred_boxes), *zip(outputs_class[:-1], outputs_coord[:-1], strict=True)]
-    with torch.autocast(device.type, enabled=False):
-        terms = [_terms(criterion, classes.float(), b.float(), labels) for classes, b in layers]
+    settings: Any = config
+    matcher = HungarianMatcher(settings.class_cost, settings.bbox_cost, settings.giou_cost)
+    criterion = ImageLoss(matcher, settings.num_labels, settings.eos_coefficient, [])
+    criterion = criterion.to(logits.device)
+    with torch.autocast(logits.device.type, enabled=False):
+        terms = [
+            _terms(criterion, of_layer.float(), b.float(), targets, normalizer)
+            for of_layer, b in zip(logits, boxes, strict=True)
+        ]
     sums = {name: torch.stack([term[name] for term in terms]).sum() for name in terms[0]}
-    total = (
+    return (
         sums["loss_ce"]
-        + config.bbox_loss_coefficient * sums["loss_bbox"]
-        + config.giou_loss_coefficient * sums["loss_giou"]
+        + settings.bbox_loss_coefficient * sums["loss_bbox"]
+        + settings.giou_loss_coefficient * sums["loss_giou"]
     )
-    return total, sums, None
 
 
 def _terms(
-    criterion: ImageLoss, logits: Tensor, boxes: Tensor, labels: list[dict[str, Any]]
+    criterion: ImageLoss,
+    logits: Tensor,
+    boxes: Tensor,
+    targets: Sequence[dict[str, Tensor]],
+    normalizer: Normalizer,
 ) -> dict[str, Tensor]:
+    """Returns the terms of one layer."""
     outputs = {"logits": logits, "pred_boxes": boxes}
-    share: Share = labels[0]["share"]
-    indices = criterion.matcher(outputs, labels)
+    indices = criterion.matcher(outputs, targets)
     matched = sum(len(queries) for queries, _ in indices)
     weight = matched + criterion.eos_coef * (logits.shape[0] * logits.shape[1] - matched)
-    terms = criterion.loss_boxes(outputs, labels, indices, share.boxes)
-    mean = criterion.loss_labels(outputs, labels, indices, share.boxes)["loss_ce"]
-    return {**terms, "loss_ce": mean * weight / share.weight}
+    terms = criterion.loss_boxes(outputs, targets, indices, normalizer.boxes)
+    mean = criterion.loss_labels(outputs, targets, indices, normalizer.boxes)["loss_ce"]
+    return {**terms, "loss_ce": mean * weight / normalizer.weight}

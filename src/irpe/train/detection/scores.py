@@ -1,4 +1,4 @@
-"""Average precision of detections, by pycocotools itself, each image counted once."""
+"""Average precision of detections, computed by pycocotools; each image counts once."""
 
 import contextlib
 import io
@@ -22,14 +22,14 @@ _FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
 
 @dataclass(frozen=True)
 class BoxScore:
-    """How well boxes are found, between 0 and 1; nan where there is nothing to find.
+    """How well objects are detected, between 0 and 1; NaN where there are none.
 
     Args:
         ap: Average precision, the mean over IoU thresholds from 0.5 to 0.95 and over classes.
         ap50: The same at the threshold 0.5.
         ap75: The same at the threshold 0.75.
         ap_small: `ap` of objects of at most 32 x 32 pixels.
-        ap_medium: `ap` of objects between.
+        ap_medium: `ap` of objects between these sizes.
         ap_large: `ap` of objects of at least 96 x 96 pixels.
         num_images: The images that count.
     """
@@ -42,13 +42,24 @@ class BoxScore:
     ap_large: float
     num_images: int
 
+    def row(self) -> dict[str, float]:
+        """Returns the columns of the run's table."""
+        return {
+            "AP": self.ap,
+            "AP50": self.ap50,
+            "AP75": self.ap75,
+            "APs": self.ap_small,
+            "APm": self.ap_medium,
+            "APl": self.ap_large,
+        }
+
 
 def score_boxes(content: dict[str, Any], detections: Sequence[Detection]) -> BoxScore:
     """Returns the score of detections, equal to that of pycocotools in every digit.
 
     Args:
         content: The images, annotations and categories, as a COCO file has them.
-        detections: What was found in the images; the best 100 of a class count in an image.
+        detections: What was detected; the best 100 of a class count in an image.
     """
     return _score(_evaluate(content, detections))
 
@@ -60,7 +71,7 @@ def score_with_classes(
 
     Args:
         content: The images, annotations and categories, as a COCO file has them.
-        detections: What was found in the images.
+        detections: What was detected in the images.
     """
     evaluation = _evaluate(content, detections)
     names = {category["id"]: category["name"] for category in content["categories"]}
@@ -79,11 +90,11 @@ def to_detections(
     sizes: Sequence[tuple[int, int]],
     categories: Sequence[int],
 ) -> list[Detection]:
-    """Returns what a DETR found, one detection a query: its best class other than "no object".
+    """Returns what a DETR detected, once per query: its best class other than "no object".
 
     Args:
         logits: The scores of the classes, "no object" last.
-        boxes: Centre x, centre y, width and height, in parts of the image.
+        boxes: Centre x, centre y, width and height, relative to the image.
         image_ids: The ids of the images.
         sizes: The height and width of each image as it is stored.
         categories: The category id of each class.
@@ -104,7 +115,7 @@ def gather_detections(own: list[Detection], accelerator: Accelerator) -> list[De
 
     Args:
         own: The detections of this process.
-        accelerator: Tells how many processes there are.
+        accelerator: Knows the processes.
     """
     if accelerator.num_processes == 1:
         return own
@@ -118,7 +129,7 @@ def gather_detections(own: list[Detection], accelerator: Accelerator) -> list[De
 
 
 def _evaluate(content: dict[str, Any], detections: Sequence[Detection]) -> Any:
-    """Returns pycocotools' evaluation, made without a word and on copies."""
+    """Returns pycocotools' evaluation, made silently and on copies."""
     coco, cocoeval = (require(f"pycocotools.{name}", "train") for name in ("coco", "cocoeval"))
     _check_content(content)
     _check_detections(content, detections)
@@ -145,7 +156,7 @@ def _score(evaluation: Any) -> BoxScore:
 
 
 def _or_nan(value: Any) -> float:
-    """Returns a number of pycocotools', for which -1 means that there is nothing to find."""
+    """Returns a value of pycocotools, where -1 stands for no objects."""
     return math.nan if value < 0 else float(value)
 
 
@@ -161,8 +172,8 @@ def _check_content(content: dict[str, Any]) -> None:
             )
         number = annotation["id"]
         if number in seen or number < 1:
-            fault = "is there twice" if number in seen else "is not positive"
-            raise ValueError(f"the annotation id {number} {fault}: number annotations from 1 on")
+            fault = "occurs twice" if number in seen else "is not positive"
+            raise ValueError(f"the annotation id {number} {fault}: count ids from 1")
         seen.add(number)
 
 
@@ -200,7 +211,7 @@ def _check_outputs(
 
 
 def _in_pixels(boxes: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
-    """Returns left, top, width and height in pixels, of the part of a box inside its image."""
+    """Returns left, top, width and height in pixels, clipped to the image."""
     bounds = torch.tensor([[[width, height]] for height, width in sizes]).to(boxes)
     centre, half = boxes[..., :2] * bounds, boxes[..., 2:] * bounds / 2
     first, last = ((centre + side).clamp(min=0).minimum(bounds) for side in (-half, half))

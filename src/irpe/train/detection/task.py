@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import timm
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import DetrConfig
 
 from irpe.adapters.equip import table_names
-from irpe.train.classification.model import Weights
-from irpe.train.config import DetectorConfig
+from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.detection.annotations.source import BoxSource, open_boxes
-from irpe.train.detection.feature_cache import FeatureMaps, keep_features
-from irpe.train.detection.loss import Share, count_targets, share_of
-from irpe.train.detection.model import FrozenBackbone, build_detector, fill_backbone
+from irpe.train.detection.backbone import PREFIX, FrozenBackbone, load_backbone, normalization
+from irpe.train.detection.config import DetectorConfig
+from irpe.train.detection.feature_cache import FeatureMaps, cached_features
+from irpe.train.detection.loss import Normalizer, count_targets, detection_loss, make_normalizer
+from irpe.train.detection.model import LayerPredictions, build_detector
 from irpe.train.detection.scores import (
     BoxScore,
     Detection,
@@ -26,94 +26,112 @@ from irpe.train.detection.scores import (
     to_detections,
 )
 from irpe.train.detection.views import BoxBatch, BoxImages, Views
-from irpe.train.sampling import Track, every_batch, no_track
+from irpe.train.sampling import every_batch
+from irpe.train.weights import Weights
 
-Boxed = BoxImages | FeatureMaps
-BATCH = 4  # images at a time in evaluation
+DetectorInputs = BoxImages | FeatureMaps
+EVAL_BATCH = 4  # images per forward pass in evaluation
 _STEP = 32  # between the short sides of training
 
 
 @dataclass
 class DetectionTask:
-    """Finding objects in images.
+    """Detecting objects in images.
 
     Args:
         config: The configuration, with the classes of the data.
         train: The images to train on.
         val: The images to evaluate on.
-        track: Shows how far the making of feature maps is.
-        weights: Those of the checkpoint that the run goes on from, if there is one.
+        progress: Is told how the computation of feature maps goes.
+        weights: Those of the checkpoint that the run resumes from, if there is one.
     """
 
     config: DetectorConfig
     train: BoxSource
     val: BoxSource
-    track: Track = no_track
+    progress: Progress = NO_PROGRESS
     weights: Weights | None = None
 
     def __post_init__(self) -> None:
         config = self.config
-        self.share = Share(1.0, 1.0)
-        self.settings = DetrConfig(**config.model_args)
-        backbone = _make_backbone(config, self.weights) if config.views else None
-        self.images: Boxed = _train_images(self.train, config, backbone, self.track)
-        self.val_images: Boxed = eval_boxes(self.val, config, backbone, self.track)
+        arguments: dict[str, Any] = {**config.model_args, "num_labels": len(config.classes)}
+        self.settings: Any = DetrConfig(**arguments)
+        backbone = load_backbone(config, self.weights) if config.cached_versions else None
+        self.images: DetectorInputs = _train_inputs(self.train, config, backbone, self.progress)
+        self.val_images: DetectorInputs = eval_inputs(self.val, config, backbone, self.progress)
 
-    def check_batch(self, size: int) -> None:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many invalid boxes were left out of each split."""
+        splits = {self.config.train_split: self.train, self.config.val_split: self.val}
+        return tuple(
+            f"{split}: {source.num_dropped} invalid boxes are left out"
+            for split, source in splits.items()
+            if source.num_dropped
+        )
+
+    def check_micro_batch(self, size: int) -> None:
         """Takes any number of images."""
 
     def build(self) -> nn.Module:
-        """Returns the model at its start."""
-        return build_detector(self.config, is_filled=self.weights is None)
+        """Returns the model at its start, which takes feature maps where these are cached."""
+        takes = "features" if self.config.cached_versions else "images"
+        return build_detector(self.config, is_filled=self.weights is None, takes=takes)
 
-    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
+    def training_module(self, model: nn.Module) -> nn.Module:
+        """Returns a view of the model with the predictions of all layers."""
+        return LayerPredictions(model)
+
+    def optimizer_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Returns the parameters with the learning rates of the backbone and of all else."""
-        return parameter_groups(model, self.config)
+        return detector_groups(model, self.config)
 
-    def begin_step(self, batches: list[BoxBatch], accelerator: Accelerator) -> None:
+    def normalizer(self, batches: list[BoxBatch], accelerator: Accelerator) -> Normalizer:
         """Counts the boxes of the step, over all processes."""
         labels = [label for batch in batches for label in batch.labels]
         counts = count_targets(labels, self.settings.num_queries).to(accelerator.device)
         total: Any = accelerator.reduce(counts, "sum")
-        parts = len(batches) * accelerator.num_processes
-        self.share = share_of(total.cpu(), parts, self.settings.eos_coefficient)
+        micro_batches = len(batches) * accelerator.num_processes
+        return make_normalizer(total.cpu(), micro_batches, self.settings.eos_coefficient)
 
-    def loss(self, model: nn.Module, batch: BoxBatch, device: torch.device) -> Tensor:
-        """Returns the loss of a batch."""
+    def loss(
+        self, module: nn.Module, batch: BoxBatch, normalizer: Normalizer, device: torch.device
+    ) -> Tensor:
+        """Returns the loss of a micro-batch."""
         targets = [
-            {"boxes": boxes.to(device), "class_labels": labels.to(device), "share": self.share}
+            {"boxes": boxes.to(device), "class_labels": labels.to(device)}
             for boxes, labels in zip(batch.boxes, batch.labels, strict=True)
         ]
-        pixels, mask = batch.pixels.to(device), batch.mask.to(device)
-        return model(pixel_values=pixels, pixel_mask=mask, labels=targets).loss
+        logits, boxes = module(batch.inputs.to(device), batch.mask.to(device))
+        return detection_loss(logits, boxes, targets, normalizer, self.settings)
 
     def broken(self, batch: BoxBatch) -> list[int]:
         """Returns nothing: an image that cannot be read is an error."""
         return []
 
     def check_broken(self, broken: set[int]) -> None:
-        """Finds nothing to object to."""
+        """Has nothing to check."""
 
     def files(self, batch: BoxBatch) -> list[str]:
         """Returns where a batch's images come from."""
-        return [self.train.filename(number) for number in batch.numbers]
+        return [self.train.filename(index) for index in batch.indices]
 
-    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Returns the numbers of a row of the run's table."""
+    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> BoxScore:
+        """Returns the score of a model on the validation images."""
         categories, workers = self.val.categories, self.config.workers
-        found = find_boxes(model, self.val_images, categories, accelerator, workers)
-        return as_row(score_boxes(self.val.content, found))
+        found = detect(model, self.val_images, categories, accelerator, workers)
+        return score_boxes(self.val.content, found)
 
 
-def open_detection(
-    config: DetectorConfig, track: Track = no_track, weights: Weights | None = None
+def open_task(
+    config: DetectorConfig, progress: Progress = NO_PROGRESS, weights: Weights | None = None
 ) -> DetectionTask:
     """Returns the task of a configuration, with the data that it names.
 
     Args:
         config: The configuration.
-        track: Shows how far the making of feature maps is.
-        weights: Those of the checkpoint that the run goes on from, if there is one.
+        progress: Is told how the computation of feature maps goes.
+        weights: Those of the checkpoint that the run resumes from, if there is one.
     """
     if config.data == "embedded":
         raise ValueError("data is missing: a folder in the layout of COCO or Pascal VOC")
@@ -121,82 +139,17 @@ def open_detection(
     val = open_boxes(config.data, config.val_split, train.classes)
     if config.limit:
         train, val = train.first(config.limit), val.first(config.limit)
-    return DetectionTask(config.replace(classes=tuple(train.classes)), train, val, track, weights)
+    config = config.replace(classes=tuple(train.classes))
+    return DetectionTask(config, train, val, progress, weights)
 
 
-def find_boxes(
-    model: nn.Module,
-    images: Boxed,
-    categories: Sequence[int],
-    accelerator: Accelerator,
-    workers: int = 0,
-    batch_size: int = BATCH,
-    track: Track = no_track,
-) -> list[Detection]:
-    """Returns what a model finds in all images; it is in eval mode afterwards.
-
-    Args:
-        model: The model, on the accelerator's device.
-        images: The images as it sees them.
-        categories: The category id of each of its classes.
-        accelerator: Tells which process this is.
-        workers: Processes that read images.
-        batch_size: Images at a time.
-        track: Shows how far it is.
-    """
-    device, source = accelerator.device, images.source
-    share = accelerator.num_processes, accelerator.process_index
-    found: list[Detection] = []
-    model.eval()
-    with torch.no_grad(), accelerator.autocast():
-        for batch in every_batch(images, batch_size, workers, *share, track):
-            output = model(pixel_values=batch.pixels.to(device), pixel_mask=batch.mask.to(device))
-            found += to_detections(
-                output.logits.float().cpu(),
-                output.pred_boxes.float().cpu(),
-                [source.image_id(number) for number in batch.numbers],
-                [source.size(number) for number in batch.numbers],
-                categories,
-            )
-    return gather_detections(found, accelerator)
-
-
-def as_row(score: BoxScore) -> dict[str, float]:
-    """Returns a score by the names that tables show."""
-    return {
-        "AP": score.ap,
-        "AP50": score.ap50,
-        "AP75": score.ap75,
-        "APs": score.ap_small,
-        "APm": score.ap_medium,
-        "APl": score.ap_large,
-    }
-
-
-def eval_boxes(
-    source: BoxSource, config: DetectorConfig, backbone: Any, track: Track = no_track
-) -> Boxed:
-    """Returns images as they are evaluated on.
-
-    Args:
-        source: The images.
-        config: The configuration.
-        backbone: What makes feature maps that are kept, or `None` for pixels.
-        track: Shows how far the making of feature maps is.
-    """
-    views = Views((config.short_side,), config.long_side, 0.0, False, **_colours(config))
-    if backbone is None:
-        return BoxImages(source, views, None)
-    return keep_features(backbone, source, views, 1, None, track)
-
-
-def parameter_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str, Any]]:
-    """Returns what an optimizer learns: the backbone at its own rate, all but tables with decay."""
+def detector_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str, Any]]:
+    """Returns groups for an optimizer: the backbone at its own rate, tables without decay."""
     tables = set() if config.encoding == "none" else set(table_names(model))
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            lr = config.backbone_lr if name.startswith("model.backbone.") else config.lr
+            lr = config.backbone_lr if name.startswith(PREFIX) else config.lr
             groups[lr, config.weight_decay * (name not in tables)].append(parameter)
     return [
         {"params": chosen, "lr": lr, "weight_decay": decay}
@@ -204,33 +157,73 @@ def parameter_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str,
     ]
 
 
-def _make_backbone(config: DetectorConfig, weights: Weights | None) -> FrozenBackbone:
-    backbone = FrozenBackbone(config.backbone).eval()
-    if weights is None:
-        fill_backbone(backbone.model, config)
-    else:
-        place = "model.backbone."
-        own = {k.removeprefix(place): v for k, v in weights.items() if k.startswith(place)}
-        backbone.load_state_dict(own)
-    return backbone
+def detect(
+    model: nn.Module,
+    images: DetectorInputs,
+    categories: Sequence[int],
+    accelerator: Accelerator,
+    workers: int = 0,
+    batch_size: int = EVAL_BATCH,
+    progress: Progress = NO_PROGRESS,
+) -> list[Detection]:
+    """Returns what a model detects in all images; it is in eval mode afterwards.
+
+    Args:
+        model: The model, on the accelerator's device.
+        images: The images or feature maps, as the model takes them.
+        categories: The category id of each of its classes.
+        accelerator: Knows the processes and the device.
+        workers: Processes that load images.
+        batch_size: Images per forward pass.
+        progress: Is told how far it is.
+    """
+    device, source = accelerator.device, images.source
+    ranks = accelerator.num_processes, accelerator.process_index
+    found: list[Detection] = []
+    model.eval()
+    with torch.no_grad(), accelerator.autocast():
+        for batch in every_batch(images, batch_size, workers, *ranks, progress):
+            output = model(pixel_values=batch.inputs.to(device), pixel_mask=batch.mask.to(device))
+            found += to_detections(
+                output.logits.float().cpu(),
+                output.pred_boxes.float().cpu(),
+                [source.image_id(index) for index in batch.indices],
+                [source.size(index) for index in batch.indices],
+                categories,
+            )
+    return gather_detections(found, accelerator)
 
 
-def _train_images(source: BoxSource, config: DetectorConfig, backbone: Any, track: Track) -> Boxed:
+def eval_inputs(
+    source: BoxSource,
+    config: DetectorConfig,
+    backbone: FrozenBackbone | None,
+    progress: Progress = NO_PROGRESS,
+) -> DetectorInputs:
+    """Returns what a detector is evaluated on.
+
+    Args:
+        source: The images.
+        config: The configuration.
+        backbone: Computes the feature maps to cache; `None` for images.
+        progress: Is told how the computation of feature maps goes.
+    """
+    colours = normalization(config.backbone)
+    views = Views((config.short_side,), config.long_side, 0.0, False, **colours)
+    if backbone is None:
+        return BoxImages(source, views, None)
+    return cached_features(backbone, source, views, 1, None, progress)
+
+
+def _train_inputs(
+    source: BoxSource, config: DetectorConfig, backbone: FrozenBackbone | None, progress: Progress
+) -> DetectorInputs:
     sides = (*range(config.min_short_side, config.short_side, _STEP), config.short_side)
-    is_cut = config.random_crop and backbone is not None  # feature maps, in the place of images
-    crop = config.random_crop and not is_cut
-    views = Views(sides, config.long_side, config.flip, crop, **_colours(config))
+    crops_images = config.random_crop and backbone is None
+    colours = normalization(config.backbone)
+    views = Views(sides, config.long_side, config.flip, crops_images, **colours)
     if backbone is None:
         return BoxImages(source, views, config.seed)
-    return keep_features(backbone, source, views, config.views, config.seed, track, is_cut)
-
-
-def _colours(config: DetectorConfig) -> dict[str, Any]:
-    """Returns the mean and deviation that the backbone is for."""
-    try:
-        network: Any = timm.get_pretrained_cfg(config.backbone)
-    except RuntimeError:  # no such tag
-        network = None
-    if network is None:
-        raise ValueError(f"backbone {config.backbone!r} is not one of timm's")
-    return {"mean": network.mean, "std": network.std}
+    return cached_features(
+        backbone, source, views, config.cached_versions, config.seed, progress, config.random_crop
+    )

@@ -1,4 +1,4 @@
-"""Images with boxes as a detector sees them, and batches of them.
+"""Images with boxes as a detector gets them, and batches of them.
 
 Sizes and crops are those of DETR: the short side takes one of several lengths, the long side stays
 below a limit, and half of the images are cropped before.
@@ -18,43 +18,44 @@ from torchvision.transforms.v2 import functional as F  # noqa: N812, its usual n
 from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
 from irpe.train.detection.annotations.source import BoxSource, Target
-from irpe.train.sampling import Draw, seeded
+from irpe.train.sampling import Sample
+from irpe.train.seeding import seeded
 
 Item = tuple[Tensor, Target, int]
-_BEFORE_CROP = (400, 500, 600)
-_CROP = 384, 600
+_BEFORE_CROP = (400, 500, 600)  # short sides before a crop
+_CROP = 384, 600  # shortest and longest side of a crop
 
 
 class BoxBatch(NamedTuple):
-    """What a detector and its loss see.
+    """What a detector and its loss get.
 
     Args:
-        pixels: The images, with zeros to the right and below up to the size of the largest.
-        mask: True where there is an image.
-        boxes: For each image a row for each box: centre x, centre y, width and height in parts of
-            the image.
+        inputs: The images or feature maps, padded with zeros to the right and below to the size of
+            the largest.
+        mask: True inside an image, false on its padding.
+        boxes: For each image its boxes: centre x, centre y, width and height, relative to it.
         labels: For each image the classes of its boxes.
-        numbers: The numbers of the images in the source.
+        indices: The indices of the images in the source.
     """
 
-    pixels: Tensor
+    inputs: Tensor
     mask: Tensor
     boxes: list[Tensor]
     labels: list[Tensor]
-    numbers: list[int]
+    indices: list[int]
 
 
 @dataclass(frozen=True)
 class Views:
-    """How images are shown to a detector.
+    """How images are flipped, cropped, resized and normalized for a detector.
 
     Args:
-        short_sides: Lengths of the short side, one of which is chosen.
-        longest: The long side at most; the short one gets shorter where it would be passed.
-        flip: The probability of swapping left and right.
-        crop: Cut a part out of half of the images first.
-        mean: What is taken off the colours, which go from 0 to 1.
-        std: What they are divided by then.
+        short_sides: Lengths of the short side, one of which is drawn.
+        longest: The longest long side; the short side gets shorter where it would be exceeded.
+        flip: The probability of a horizontal flip.
+        crop: Crop half of the images at random before resizing.
+        mean: The mean of each colour, whose values are between 0 and 1.
+        std: The standard deviation of each colour.
     """
 
     short_sides: tuple[int, ...]
@@ -71,9 +72,9 @@ class Views:
                 "is needed, and all must be positive"
             )
         if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip = {self.flip} is no probability from 0 to 1")
+            raise ValueError(f"flip = {self.flip} is not a probability between 0 and 1")
         if min(self.std) <= 0:
-            raise ValueError(f"std = {self.std} must be positive: colours are divided by it")
+            raise ValueError(f"std = {self.std} must be positive")
 
     @property
     def is_random(self) -> bool:
@@ -83,7 +84,7 @@ class Views:
     def __call__(self, image: Image.Image, target: Target) -> tuple[Tensor, Target]:
         """Returns a view of an image, and its boxes in pixels of the view.
 
-        Boxes are cut where the view ends; those of which nothing is left are gone.
+        Boxes are clipped to the view; those outside it are removed.
         """
         pixels: Tensor = F.pil_to_tensor(image)
         boxes: Any = BoundingBoxes(  # pyright: ignore[reportCallIssue]
@@ -93,13 +94,13 @@ class Views:
             pixels, boxes = F.horizontal_flip(pixels), F.horizontal_flip(boxes)
         if self.crop and torch.rand(()) < 0.5:
             pixels, boxes = _resize(pixels, boxes, _pick(_BEFORE_CROP), None)
-            pixels, boxes = _crop(pixels, boxes)
+            pixels, boxes = random_crop(pixels, boxes)
         pixels, boxes = _resize(pixels, boxes, _pick(self.short_sides), self.longest)
         pixels = F.to_dtype(pixels, torch.float32, scale=True)
         pixels = F.normalize(pixels, list(self.mean), list(self.std))
         corners = boxes.as_subclass(Tensor)
-        left = (corners[:, :2] < corners[:, 2:]).all(1)
-        return pixels, Target(corners[left], target.labels[left])
+        inside = (corners[:, :2] < corners[:, 2:]).all(1)
+        return pixels, Target(corners[inside], target.labels[inside])
 
 
 class BoxImages(Dataset[Any]):
@@ -107,8 +108,8 @@ class BoxImages(Dataset[Any]):
 
     Args:
         source: The images.
-        views: How they are shown.
-        seed: The seed of what is random in the views; `None` if nothing is.
+        views: How they are prepared.
+        seed: The seed of random views; `None` if they are not random.
     """
 
     def __init__(self, source: BoxSource, views: Views, seed: int | None) -> None:
@@ -118,30 +119,27 @@ class BoxImages(Dataset[Any]):
         self.views = views
         self.seed = seed
 
-    def __getitem__(self, draw: Draw) -> Item:
-        image, target = self.source.read(draw.number)
+    def __getitem__(self, sample: Sample) -> Item:
+        image, target = self.source.read(sample.image)
         if self.seed is None:
-            return *self.views(image, target), draw.number
-        with seeded(self.seed, draw.epoch, draw.position):
-            return *self.views(image, target), draw.number
+            return *self.views(image, target), sample.image
+        with seeded(self.seed, sample.epoch, sample.position):
+            return *self.views(image, target), sample.image
 
     @staticmethod
     def collate(items: Sequence[Item]) -> BoxBatch:
-        """Returns some images as a batch."""
-        sizes = [_size(pixels) for pixels, _, _ in items]
+        """Returns some images, or feature maps, as a batch."""
+        inputs, targets, indices = (list(column) for column in zip(*items, strict=True))
+        sizes = [_size(tensor) for tensor in inputs]
         height, width = (max(sides) for sides in zip(*sizes, strict=True))
-        room = [(0, width - w, 0, height - h) for h, w in sizes]
+        padding = [(0, width - w, 0, height - h) for h, w in sizes]
+        masks = [torch.ones(size, dtype=torch.bool) for size in sizes]
         return BoxBatch(
-            torch.stack([pad(item[0], by) for item, by in zip(items, room, strict=True)]),
-            torch.stack(
-                [
-                    pad(torch.ones(size, dtype=torch.bool), by)
-                    for size, by in zip(sizes, room, strict=True)
-                ]
-            ),
-            [in_parts(item[1].boxes, size) for item, size in zip(items, sizes, strict=True)],
-            [target.labels for _, target, _ in items],
-            [number for _, _, number in items],
+            torch.stack([pad(tensor, by) for tensor, by in zip(inputs, padding, strict=True)]),
+            torch.stack([pad(mask, by) for mask, by in zip(masks, padding, strict=True)]),
+            [relative_boxes(t.boxes, size) for t, size in zip(targets, sizes, strict=True)],
+            [target.labels for target in targets],
+            indices,
         )
 
 
@@ -151,7 +149,7 @@ def view_size(size: tuple[int, int], short: int, longest: int | None) -> tuple[i
     Args:
         size: Its height and width.
         short: The length.
-        longest: The long side at most; `None` for no limit.
+        longest: The longest long side; `None` for no limit.
     """
     low, high = sorted(size)
     if longest is not None and high / low * short > longest:
@@ -162,10 +160,18 @@ def view_size(size: tuple[int, int], short: int, longest: int | None) -> tuple[i
     return (short, long) if size[0] <= size[1] else (long, short)
 
 
-def in_parts(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """Returns boxes x1 y1 x2 y2 as centres and sizes, in parts of a height and width."""
+def relative_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+    """Returns boxes x1 y1 x2 y2 as centres and sizes, relative to a height and width."""
     height, width = size
     return box_convert(boxes, "xyxy", "cxcywh") / boxes.new_tensor([width, height, width, height])
+
+
+def random_crop(pixels: Tensor, boxes: Any) -> tuple[Tensor, Any]:
+    """Returns a random crop of an image whose short side is at least that of the smallest crop."""
+    height, width = _size(pixels)
+    h, w = (_between(_CROP[0], min(side, _CROP[1])) for side in (height, width))
+    where = _between(0, height - h), _between(0, width - w), h, w
+    return F.crop(pixels, *where), F.crop(boxes, *where)
 
 
 def _size(pixels: Tensor) -> tuple[int, int]:
@@ -185,11 +191,3 @@ def _between(low: int, high: int) -> int:
 def _resize(pixels: Tensor, boxes: Any, short: int, longest: int | None) -> tuple[Tensor, Any]:
     size = list(view_size(_size(pixels), short, longest))
     return F.resize(pixels, size, antialias=True), F.resize(boxes, size)
-
-
-def _crop(pixels: Tensor, boxes: Any) -> tuple[Tensor, Any]:
-    """Returns a part of an image whose short side is as long as the least crop at least."""
-    height, width = _size(pixels)
-    h, w = (_between(_CROP[0], min(side, _CROP[1])) for side in (height, width))
-    where = _between(0, height - h), _between(0, width - w), h, w
-    return F.crop(pixels, *where), F.crop(boxes, *where)

@@ -3,11 +3,11 @@
 import json
 import math
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from data import test_data
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -25,11 +25,10 @@ from train.boxed import (
     voc_text,
 )
 
-from irpe.train.classification.sources import BrokenImageError
-from irpe.train.detection.annotations.coco import corners
+from irpe.train.detection.annotations.listing import clip_box
 from irpe.train.detection.annotations.source import open_boxes
+from irpe.train.image_files import BrokenImageError
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 TEXTS = {
     "a": voc_text(voc_object("zebra", (3, 4, 10, 20)), voc_object("cat", (1, 1, 40, 24))),
     "b": voc_text(voc_object("dog", (-5, 2.5, 90, 9), 1), voc_object("cat", (7, 7, 7, 9))),
@@ -155,7 +154,7 @@ def test_invalid_boxes_are_left_out_and_counted(tmp_path, box):
 
 @given(box=st.lists(st.floats() | st.integers(), min_size=4, max_size=4))
 def test_a_box_is_inside_with_an_area_or_invalid(box):
-    found = corners(box, WIDTH, HEIGHT)
+    found = clip_box(box, WIDTH, HEIGHT)
     if found is not None:
         x1, y1, x2, y2 = found
         assert 0 <= x1 < x2 <= WIDTH
@@ -171,7 +170,7 @@ def test_a_box_covers_its_pixels_inside(first, size):
     covered = np.zeros((3 * HEIGHT, 3 * WIDTH), bool)
     covered[first[1] : first[1] + size[1], first[0] : first[0] + size[0]] = True
     y, x = np.nonzero(covered[:HEIGHT, :WIDTH])
-    assert corners([*first, *size], WIDTH, HEIGHT) == [x.min(), y.min(), x.max() + 1, y.max() + 1]
+    assert clip_box([*first, *size], WIDTH, HEIGHT) == [x.min(), y.min(), x.max() + 1, y.max() + 1]
 
 
 def test_the_first_images(tmp_path):
@@ -230,28 +229,28 @@ def change(*keys, **values):
 
 WRONG = {
     "no images": (change(images=...), r"train2017\.json has no 'images'"),
-    "images no list": (change(images={}), r"'images' is \{\}, which is no list"),
+    "images no list": (change(images={}), r"'images' is \{\}, which is not of type list"),
     "empty": (change(images=[]), r"train2017\.json lists no images"),
     "no categories": (change(categories=[]), r"train2017\.json has no categories"),
-    "category twice": (change("categories", 1, id=7), r"category id 7 is there twice"),
+    "category twice": (change("categories", 1, id=7), r"category id 7 occurs twice"),
     "name twice": (change("categories", 1, name="dog"), r"more than one category 'dog'"),
     "no name": (change("categories", 1, name=...), r"category 3 has no 'name'"),
-    "image twice": (change("images", 1, id=20), r"image id 20 is there twice"),
-    "no id": (change("images", 1, id=...), r"number 1 of the images has no 'id'"),
-    "id no number": (change("images", 1, id="10"), r"'id' is '10', which is no int"),
-    "id a bool": (change("images", 1, id=True), r"'id' is True, which is no int"),
+    "image twice": (change("images", 1, id=20), r"image id 20 occurs twice"),
+    "no id": (change("images", 1, id=...), r"entry 1 of the images has no 'id'"),
+    "id no number": (change("images", 1, id="10"), r"'id' is '10', which is not of type int"),
+    "id a bool": (change("images", 1, id=True), r"'id' is True, which is not of type int"),
     "no width": (change("images", 1, width=...), r"image 10 has no 'width'"),
-    "no size": (change("images", 1, height=0), r"image 10: its size 40 x 0 is not positive"),
+    "no size": (change("images", 1, height=0), r"image 10: 'height' is 0; it must be positive"),
     "no file": (change("images", 1, file_name=...), r"image 10 has no 'file_name'"),
-    "annotation twice": (change("annotations", 1, id=1), r"annotation id 1 is there twice"),
-    "no annotation id": (change("annotations", 1, id=...), r"number 1 of the annotations"),
+    "annotation twice": (change("annotations", 1, id=1), r"annotation id 1 occurs twice"),
+    "no annotation id": (change("annotations", 1, id=...), r"entry 1 of the annotations"),
     "no box": (change("annotations", 1, bbox=...), r"annotation 2 has no 'bbox'"),
     "no image": (change("annotations", 1, image_id=...), r"annotation 2 has no 'image_id'"),
     "unknown image": (change("annotations", 1, image_id=99), r"annotation 2 is of image 99"),
     "no category": (change("annotations", 1, category_id=...), r"has no 'category_id'"),
     "unknown category": (
         change("annotations", 1, category_id=99),
-        r"train2017\.json: annotation 2: the category 99 is not among",
+        r"train2017\.json: annotation 2 has category 99, which is not listed",
     ),
     "crowd": (change("annotations", 1, iscrowd=2), r"annotation 2: 'iscrowd' is 2; it must be"),
     "area": (change("annotations", 1, area="big"), r"annotation 2: 'area' is 'big'"),
@@ -271,7 +270,7 @@ def test_wrong_coco_files(tmp_path, apply, message):
 def test_an_entry_that_is_none(tmp_path):
     content = coco_content()
     content["annotations"].append("box")
-    with pytest.raises(ValueError, match="number 4 of the annotations has no 'id'"):
+    with pytest.raises(ValueError, match="entry 4 of the annotations has no 'id'"):
         opened(tmp_path, content)
 
 
@@ -380,9 +379,9 @@ def test_invalid_voc_boxes_are_left_out_and_counted(tmp_path, box):
 BOMB = '<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]>'
 CAT = voc_object("cat", (1, 2, 3, 4))
 WRONG_XML = {
-    "document type": (BOMB + voc_text(CAT), r"a\.xml is damaged, or no XML: a document type"),
-    "16 bits": ((BOMB + voc_text(CAT)).encode("utf-16"), r"a\.xml is damaged.*16 bits"),
-    "half": (voc_text(CAT)[:-5], r"a\.xml is damaged, or no XML"),
+    "document type": (BOMB + voc_text(CAT), r"a\.xml is damaged, or not XML: a document type"),
+    "16 bits": ((BOMB + voc_text(CAT)).encode("utf-16"), r"a\.xml is damaged.*16-bit"),
+    "half": (voc_text(CAT)[:-5], r"a\.xml is damaged, or not XML"),
     "no size": ("<annotation/>", r"a\.xml has no size/width"),
     "odd size": (voc_text(CAT, size=(40, "-24")), r"a\.xml: size/height is '-24'"),
     "zero size": (voc_text(CAT, size=(0, 24)), r"a\.xml: size/width is '0'"),
@@ -408,11 +407,11 @@ def test_wrong_voc_files(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (b"a\na\n", r"train\.txt: the image a is there 2 times"),
-        (b"a 1\n", r"train\.txt: 'a 1' is no name of an image"),
+        (b"a\na\n", r"train\.txt: the image a occurs 2 times"),
+        (b"a 1\n", r"train\.txt: 'a 1' is not the name of an image"),
         (b"../a\n", r"train\.txt: the file name '../a' leads out"),
         (b"\n \n", r"train\.txt lists no images"),
-        (b"\xff\n", r"train\.txt is no text"),
+        (b"\xff\n", r"train\.txt is not text"),
     ],
 )
 def test_wrong_lists_of_voc_images(tmp_path, names, message):
@@ -440,7 +439,7 @@ def test_missing_voc_files(tmp_path):
 
 
 def test_folders_of_no_known_layout(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"'.*/none' is no folder"):
+    with pytest.raises(FileNotFoundError, match=r"'.*/none' is not a folder"):
         open_boxes(str(tmp_path / "none"), "train")
     with pytest.raises(FileNotFoundError, match=r"neither annotations/instances_.* nor ImageSets"):
         open_boxes(str(tmp_path), "train")
@@ -463,14 +462,8 @@ def test_splits_of_voc_are_listed_and_match_in_full(tmp_path):
         open_boxes(str(tmp_path), "tra")
 
 
-needs_shared = pytest.mark.skipif(
-    not SHARED.is_dir(), reason=f"the folder {SHARED} with real data is missing"
-)
-
-
-@needs_shared
 def test_real_coco():
-    source = open_boxes(str(SHARED / "coco128"), "train")
+    source = open_boxes(str(test_data("coco128")), "train")
     assert (len(source), len(source.classes), source.num_dropped) == (128, 80, 0)
     annotations = source.content["annotations"]
     assert (len(annotations), sum(each["iscrowd"] for each in annotations)) == (939, 10)
@@ -478,10 +471,12 @@ def test_real_coco():
     assert sum(len(source.read(index)[1].boxes) for index in range(128)) == 929
 
 
-@needs_shared
 def test_real_voc():
-    train = open_boxes(str(SHARED / "bccd"), "train")
-    parts = [train, *(open_boxes(str(SHARED / "bccd"), s, train.classes) for s in ("val", "test"))]
+    train = open_boxes(str(test_data("bccd")), "train")
+    parts = [
+        train,
+        *(open_boxes(str(test_data("bccd")), s, train.classes) for s in ("val", "test")),
+    ]
     assert train.classes == ["Platelets", "RBC", "WBC"]
     assert [len(part) for part in parts] == [205, 87, 72]
     assert sum(len(part.content["annotations"]) + part.num_dropped for part in parts) == 4888

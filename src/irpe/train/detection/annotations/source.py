@@ -1,4 +1,4 @@
-"""Images with boxes, kept in folders as COCO or Pascal VOC keep them."""
+"""Images with boxes, from a folder in the layout of COCO or Pascal VOC."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -10,19 +10,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from irpe.train.classification.sources import UNREADABLE, BrokenImageError
-from irpe.train.detection.annotations.coco import Listing, corners, read_coco
+from irpe.train.detection.annotations.coco import read_coco
+from irpe.train.detection.annotations.listing import Listing, clip_box
 from irpe.train.detection.annotations.voc import read_voc
-from irpe.train.sampling import in_colours
+from irpe.train.image_files import UNREADABLE, BrokenImageError, convert_mode
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is to be found in an image.
+    """The objects in an image.
 
     Args:
-        boxes: A row x1 y1 x2 y2 for each box, in pixels, inside of the image. Crowd is left out.
-        labels: The number of the class of each.
+        boxes: x1 y1 x2 y2 of each box, in pixels, inside the image. Crowds are left out.
+        labels: The index of each one's class.
     """
 
     boxes: Tensor
@@ -33,13 +33,13 @@ class BoxSource:
     """Images that can be read one by one, with the boxes in them.
 
     Args:
-        listing: What the annotation files tell.
+        listing: What the annotation files say.
 
     Attributes:
-        classes: The names of the classes, which labels count.
+        classes: The names of the classes, in the order of the labels.
         categories: The category id of each class in `content`.
         content: COCO's dictionary of these images, for pycocotools: boxes as they are in the files,
-            crowd among them, invalid ones left out.
+            crowds among them, invalid ones left out.
         num_dropped: How many invalid boxes were left out.
     """
 
@@ -58,7 +58,7 @@ class BoxSource:
         return len(self.content["images"])
 
     def read(self, index: int) -> tuple[Image.Image, Target]:
-        """Returns an image and what is to be found in it."""
+        """Returns an image and the objects in it."""
         recorded = self.content["images"][index]
         name = f"{self.filename(index)} (image id {recorded['id']})"
         size = recorded["width"], recorded["height"]
@@ -71,9 +71,9 @@ class BoxSource:
         if image.size != size:
             raise ValueError(
                 f"{name} has {image.size[0]} x {image.size[1]} pixels, but {self.listing.path} "
-                f"says {size[0]} x {size[1]}: its boxes are of another image"
+                f"says {size[0]} x {size[1]}: its boxes belong to another image"
             )
-        return in_colours(image, "RGB"), self._target(recorded)
+        return convert_mode(image, "RGB"), self._target(recorded)
 
     def filename(self, index: int) -> str:
         """Returns the file of an image."""
@@ -89,19 +89,19 @@ class BoxSource:
         return recorded["height"], recorded["width"]
 
     def first(self, count: int) -> "BoxSource":
-        """Returns the first images alone, all where there are fewer."""
+        """Returns a source of the first images only, all where there are fewer."""
         if count < 1:
-            raise ValueError(f"the first {count} images are none; take 1 or more")
+            raise ValueError(f"the first {count} images are no images; take 1 or more")
         images = self.content["images"][:count]
-        kept = {image["id"] for image in images}
-        annotations = [a for a in self.content["annotations"] if a["image_id"] in kept]
+        ids = {image["id"] for image in images}
+        annotations = [a for a in self.content["annotations"] if a["image_id"] in ids]
         content = {**self.content, "images": images, "annotations": annotations}
-        dropped = Counter({key: n for key, n in self.listing.dropped.items() if key in kept})
+        dropped = Counter({key: n for key, n in self.listing.dropped.items() if key in ids})
         return BoxSource(replace(self.listing, content=content, dropped=dropped))
 
     def _target(self, image: dict[str, Any]) -> Target:
         found = [a for a in self._annotations.get(image["id"], []) if not a["iscrowd"]]
-        boxes = [corners(a["bbox"], image["width"], image["height"]) for a in found]
+        boxes = [clip_box(a["bbox"], image["width"], image["height"]) for a in found]
         labels = [self._labels[a["category_id"]] for a in found]
         return Target(
             torch.tensor(boxes, dtype=torch.float32).reshape(-1, 4),
@@ -113,15 +113,16 @@ def open_boxes(data: str, split: str, classes: Sequence[str] | None = None) -> B
     """Returns the images of a split, with their boxes.
 
     Args:
-        data: A folder. Of COCO's kind: annotations/instances_NAME.json, where NAME starts with the
-            split, and images in NAME/, images/NAME/ or images/. Of Pascal VOC's kind:
-            ImageSets/Main/SPLIT.txt, Annotations/ and JPEGImages/.
+        data: A folder. COCO: annotations/instances_NAME.json, where NAME starts with the split, and
+            images in NAME/, images/NAME/ or images/. Pascal VOC: ImageSets/Main/SPLIT.txt,
+            Annotations/ and JPEGImages/.
         split: For example "train".
-        classes: The names that labels count, those trained on; `None` for those of the split.
+        classes: The names of the classes, in the order of the labels; `None` for those of the
+            split.
     """
     folder = Path(data)
     if not folder.is_dir():
-        raise FileNotFoundError(f"data {data!r} is no folder")
+        raise FileNotFoundError(f"data {data!r} is not a folder")
     coco = {_coco_name(path): path for path in (folder / "annotations").glob("instances_*.json")}
     voc = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt")}
     if bool(coco) == bool(voc):
@@ -144,12 +145,12 @@ def _coco_name(path: Path) -> str:
 def _choose(split: str, fitting: list[str], paths: dict[str, Path]) -> str:
     if split in fitting or len(fitting) == 1:
         return split if split in fitting else fitting[0]
-    place = next(iter(paths.values())).parent
+    folder = next(iter(paths.values())).parent
     if not fitting:
         names = ", ".join(sorted(paths))
-        raise FileNotFoundError(f"{place} has no split {split!r}; it has {names}")
+        raise FileNotFoundError(f"{folder} has no split {split!r}; it has {names}")
     names = ", ".join(sorted(paths[name].name for name in fitting))
-    raise ValueError(f"{place} has several files for the split {split!r}: {names}; keep one there")
+    raise ValueError(f"{folder} has several files for the split {split!r}: {names}; keep one")
 
 
 def _coco_images(folder: Path, name: str) -> Path:

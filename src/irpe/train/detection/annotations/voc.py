@@ -1,11 +1,11 @@
-"""Boxes in Pascal VOC's files.
+"""Boxes in the layout of Pascal VOC: one XML file per image.
 
 Coordinates are taken as they are: xmin ymin xmax ymax are the corners of a box, counted from 0, as
 the tools that write such files today mean them. In Pascal's own files pixels count from 1 and the
 last one is inside, so that their boxes lack one row of pixels above and one column to the left.
 
-Objects marked `difficult` are kept as crowd is kept in COCO's files: they are not learned, and
-finding them or not changes no score.
+Objects marked `difficult` are treated as crowds of COCO: they are not trained on, and it changes no
+score whether they are detected.
 """
 
 import math
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from irpe.train.detection.annotations.coco import (
+from irpe.train.detection.annotations.listing import (
     Listing,
     check_files,
-    check_inside,
-    corners,
-    named,
-    outside,
+    check_relative,
+    clip_box,
+    make_content,
+    unknown_class,
 )
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
@@ -35,12 +35,13 @@ class _Object(NamedTuple):
 
 
 def read_voc(data: Path, path: Path, classes: Sequence[str] | None) -> Listing:
-    """Returns what Pascal VOC's files tell; images and boxes are numbered from 1.
+    """Returns the images and boxes of Pascal VOC files; ids count from 1.
 
     Args:
         data: The folder with Annotations and JPEGImages.
         path: The list of the images, ImageSets/Main/NAME.txt.
-        classes: The names that labels count; `None` for those of the objects, sorted.
+        classes: The names of the classes, in the order of the labels; `None` for those of the
+            objects, sorted.
     """
     names = _listed(path)
     files = _files(data / "JPEGImages")
@@ -55,12 +56,7 @@ def read_voc(data: Path, path: Path, classes: Sequence[str] | None) -> Listing:
     chosen = _classes(objects, classes, path)
     annotations, dropped = _annotations(images, objects, chosen)
     categories = list(range(1, len(chosen) + 1))
-    content = {
-        "info": {},
-        "images": images,
-        "annotations": annotations,
-        "categories": named(dict(zip(categories, chosen, strict=True))),
-    }
+    content = make_content(images, annotations, dict(zip(categories, chosen, strict=True)))
     return Listing(data / "JPEGImages", path, content, chosen, categories, dropped)
 
 
@@ -69,17 +65,17 @@ def _listed(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except ValueError as error:
-        raise ValueError(f"{path} is no text: {error}") from error
+        raise ValueError(f"{path} is not text: {error}") from error
     names = [line.strip() for line in lines if line.strip()]
     for name, times in Counter(names).items():
         if len(name.split()) > 1:
             raise ValueError(
-                f"{path}: {name!r} is no name of an image; lists for one class, with a number "
-                "behind each name, are not for detection"
+                f"{path}: {name!r} is not the name of an image; lists for one class, with a number "
+                "after each name, are not for detection"
             )
         if times > 1:
-            raise ValueError(f"{path}: the image {name} is there {times} times; list it once")
-        check_inside(name, str(path))
+            raise ValueError(f"{path}: the image {name} occurs {times} times; list it once")
+        check_relative(name, str(path))
     if not names:
         raise ValueError(f"{path} lists no images")
     return names
@@ -88,7 +84,7 @@ def _listed(path: Path) -> list[str]:
 def _files(folder: Path) -> dict[str, str]:
     """Returns the image files of a folder by their names without the ending."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is missing; Pascal VOC's images are kept there")
+        raise FileNotFoundError(f"{folder} is missing; Pascal VOC has its images there")
     found: dict[str, str] = {}
     for file in sorted(folder.iterdir()):
         if file.suffix.lower() not in _SUFFIXES:
@@ -102,7 +98,7 @@ def _files(folder: Path) -> dict[str, str]:
 def _read(path: Path, listed_in: Path) -> tuple[int, int, list[_Object]]:
     """Returns the width and the height of an image, and the objects in it."""
     root = _parse(path, listed_in)
-    check_inside(root.findtext("filename") or path.name, str(path))
+    check_relative(root.findtext("filename") or path.name, str(path))
     width, height = (_size(root, f"size/{side}", path) for side in ("width", "height"))
     return (
         width,
@@ -117,19 +113,19 @@ def _read(path: Path, listed_in: Path) -> tuple[int, int, list[_Object]]:
 def _parse(path: Path, listed_in: Path) -> Any:
     try:
         data = path.read_bytes()
-        if b"\0" in data or b"<!DOCTYPE" in data:  # 16 bits a character would hide the latter
-            raise ValueError("a document type and characters of 16 bits are refused")
+        if b"\0" in data or b"<!DOCTYPE" in data:  # 16-bit characters would hide the latter
+            raise ValueError("a document type and 16-bit characters are refused")
         return ElementTree.fromstring(data)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} is missing, but {listed_in} lists its image") from error
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise ValueError(f"{path} is damaged, or no XML: {error}") from error
+        raise ValueError(f"{path} is damaged, or not XML: {error}") from error
 
 
 def _size(root: Any, tag: str, path: Path) -> int:
     text = _text(root, tag, str(path))
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{path}: {tag} is {text!r}; it must be a whole number of pixels")
+        raise ValueError(f"{path}: {tag} is {text!r}; it must be an integer number of pixels")
     return int(text)
 
 
@@ -166,7 +162,7 @@ def _classes(objects: list[list[_Object]], classes: Sequence[str] | None, path: 
         return names
     for each in (each for inside in objects for each in inside):
         if each.name not in classes:
-            raise outside(each.name, classes, each.where)
+            raise unknown_class(each.name, classes, each.where)
     return list(classes)
 
 
@@ -178,7 +174,7 @@ def _annotations(
     dropped: Counter[int] = Counter()
     for image, inside in zip(images, objects, strict=True):
         for each in inside:
-            if corners(each.box, image["width"], image["height"]) is None:
+            if clip_box(each.box, image["width"], image["height"]) is None:
                 dropped[image["id"]] += 1
                 continue
             annotations.append(
