@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.timing import write_report
 from irpe.profile.measure import interleaved, peak_memory
-from irpe.recipes.detection import detr_r50
+from irpe.recipes.detection import RECIPES
 from irpe.train.detection.loss import Normalizer, detection_loss
 from irpe.train.detection.model import LayerPredictions, build_detector
 from irpe.train.detection.task import detector_groups
@@ -45,7 +45,8 @@ def make_step(encoding: str, arguments: argparse.Namespace) -> Callable[[], None
     """Returns a forward and a backward pass and a step of the optimizer, as in training."""
     torch.manual_seed(0)
     classes = tuple(str(number) for number in range(80))
-    config = detr_r50().replace(encoding=encoding, backbone_weights="none", classes=classes)
+    recipe = RECIPES["detr_r50"]()
+    config = recipe.replace(encoding=encoding, backbone_weights="none", classes=classes)
     model = build_detector(config).train()
     optimizer = torch.optim.AdamW(detector_groups(model, config))
     image = torch.randn(1, 3, arguments.height, arguments.width)

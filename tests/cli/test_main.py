@@ -14,9 +14,19 @@ from irpe.extras import require
 pytest.importorskip("typer", reason="needs the extra 'cli'")
 
 
-def test_the_module_is_the_program(tmp_path):
-    process = start("-m", "irpe", "--version", cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-    assert process.communicate()[0] == "irpe 0.1.0\n"
+VERSION = """
+import runpy, sys
+sys.argv = ["irpe", "--version"]
+try:
+    runpy.run_module("irpe", run_name="__main__")
+finally:
+    print([name for name in ("timm", "accelerate") if name in sys.modules])
+"""
+
+
+def test_the_module_is_the_program_and_loads_no_library_of_models_for_nothing(tmp_path):
+    process = start("-c", VERSION, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.communicate()[0] == "irpe 0.1.0\n[]\n"
     assert process.returncode == 0
 
 

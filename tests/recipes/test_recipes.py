@@ -1,9 +1,13 @@
 """The paper's settings, and that every recipe builds what it says."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
 from irpe.recipes.classification import RECIPES
+from irpe.recipes.detection import RECIPES as DETECTORS
 from irpe.train.classification.model import build_model
 
 
@@ -27,3 +31,18 @@ def test_every_recipe_builds_its_model_and_tells_command_cost_and_score(name):
         build_model(config, 10)
     for word in ("Command: ", f"irpe train {name} ", "Cost: ", "Score: "):
         assert word in RECIPES[name].__doc__
+
+
+def test_the_detectors_of_the_paper_are_those_of_the_documentation():
+    page = (Path(__file__).parents[2] / "docs/detection.md").read_text()
+    lines = re.findall(
+        r"^\| \d+ \| `(\w+)` \| (\w+) \| (\S+).* \| (\d+) \| ([\d.]+) \|", page, re.M
+    )
+    assert len(lines) == len(DETECTORS) - 1 == 9
+    for name, absolute, encoding, epochs, ap in lines:
+        config = DETECTORS[name]()
+        assert config.absolute == {"sinusoid": "keep"}.get(absolute, absolute)
+        assert config.encoding == encoding.strip("`")
+        assert (config.epochs, config.low_lr_epochs) == (int(epochs), int(epochs) // 3)
+        for text in (f"irpe train {name} --data COCO", f"Score: AP {ap} in the paper", "Cost: "):
+            assert text in DETECTORS[name].__doc__

@@ -203,7 +203,7 @@ def test_what_cannot_be_trained(tmp_path, changes, match):
 
 def test_a_checkpoint_of_another_run_is_refused(whole):
     config, directory, _ = whole
-    with pytest.raises(ValueError, match="does not fit the configuration"):
+    with pytest.raises(ValueError, match="does not fit the run's configuration"):
         trainer(directory, config.replace(encoding="none", absolute="keep"))
 
 

@@ -1,7 +1,7 @@
 """`irpe profile`: what encodings cost, in parameters, MACs, time and memory."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
@@ -9,9 +9,11 @@ import typer
 from irpe.cli.bars import ProgressBar
 from irpe.cli.formats import Format, Report
 from irpe.files import check_writable, write_text
-from irpe.profile.comparison import Comparison, compare_with_paper
 from irpe.profile.cost import COMPARED, EncodingCost, measure_costs
 from irpe.profile.resolutions import ExtraMacs, extra_macs_by_resolution
+
+if TYPE_CHECKING:
+    from irpe.profile.comparison import Comparison
 
 _MODEL, _ENCODING, _BATCH, _ROUNDS = "deit_small_patch16_224", "product-contextual-k", 1, 10
 
@@ -98,11 +100,13 @@ def parse_sizes(text: str) -> list[int]:
 
 
 def _paper_report() -> Report:
+    from irpe.profile.comparison import compare_with_paper
+
     with ProgressBar() as bar:
         rows = compare_with_paper(progress=bar)
     reasons = list(dict.fromkeys(reason for row in rows for reason in row.reasons))
 
-    def cells(row: Comparison) -> list[str]:
+    def cells(row: "Comparison") -> list[str]:
         p = row.published
         marks = ",".join(str(reasons.index(reason) + 1) for reason in row.reasons)
         return [

@@ -296,6 +296,4 @@ class Trainer:
             self.sum_of_losses, self.history = state["sum_of_losses"], state["history"]
             self.broken = set(state["broken"])
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} does not fit the configuration of the run: {error}"
-            ) from error
+            raise ValueError(f"{path} does not fit the run's configuration: {error}") from error
