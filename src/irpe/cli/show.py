@@ -10,7 +10,6 @@ from irpe.cli.figures import Output, parse_patch, write_figure
 from irpe.cli.profile import parse_sizes
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
-from irpe.extras import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,7 +114,6 @@ def training(
     output: Output = Path("training.png"),
 ) -> None:
     """The curves of several training runs: score and losses by epoch."""
-    require("accelerate", "train")
     from irpe.train.runs import read_metrics
     from irpe.viz import plot_training
 

@@ -8,18 +8,21 @@ import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from irpe.progress import Progress
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import RunConfig
 from irpe.train.detection.config import DetectorConfig
-from irpe.train.sampling import SampledDataset
 from irpe.train.weights import Weights
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from irpe.train.sampling import SampledDataset
 
 Config = ClassifierConfig | DetectorConfig
 CONFIGS: Mapping[str, type[Config]] = {
@@ -44,7 +47,7 @@ class Task(Protocol):
         ...
 
     @property
-    def images(self) -> SampledDataset:
+    def images(self) -> "SampledDataset":
         """The images to train on."""
         ...
 
@@ -69,7 +72,7 @@ class Task(Protocol):
         """Returns what is optimized, as timm takes it: a model, or groups of parameters."""
         ...
 
-    def normalizer(self, batches: list[Any], accelerator: Accelerator) -> Any:
+    def normalizer(self, batches: list[Any], accelerator: "Accelerator") -> Any:
         """Returns what the losses of a step are divided by, the same in all processes.
 
         Args:
@@ -101,7 +104,7 @@ class Task(Protocol):
         """Returns where a batch's images come from."""
         ...
 
-    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> TaskScore:
+    def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> TaskScore:
         """Returns the score of a model on the validation images."""
         ...
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from irpe.files import read_safetensors
@@ -70,6 +69,8 @@ def _fits(weight: Tensor | None, own: Tensor) -> bool:
 
 
 def _resample(model: Any, pos_embed: Tensor) -> Tensor:
+    from timm.layers.pos_embed import resample_abs_pos_embed
+
     size = model.patch_embed.grid_size
     prefix = model.pos_embed.shape[1] - size[0] * size[1]
     return resample_abs_pos_embed(pos_embed, list(size), num_prefix_tokens=prefix)
