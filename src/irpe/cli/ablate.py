@@ -28,7 +28,7 @@ EPILOG = """
 
 `irpe ablate --row K=product-contextual-k --row shaw=shaw` (rows of your own)
 
-Stopped at any moment, the same command goes on where it was: finished runs are kept.
+Stop at any moment: the same command continues, and finished runs are not repeated.
 """
 
 

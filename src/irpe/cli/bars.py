@@ -59,7 +59,7 @@ class ProgressBar:
         self.bar.stop()
 
     def start(self, name: str, total: int, done: int = 0) -> None:
-        """Begins a bar in the place of the one before."""
+        """Begins a bar; it replaces the one before."""
         for work in self.bar.task_ids:
             self.bar.remove_task(work)
         self.work = self.bar.add_task(name, total=total, completed=done, measured="")

@@ -74,9 +74,9 @@ def attention(
     calls, seen = _capture(run, image)
     chosen = _choose(calls, block)
     rows, columns = check_image_grid(chosen[0].grid).shape
-    place = (rows // 2, columns // 2) if patch is None else parse_patch(patch)
-    is_placed = all(call.sees_whole_image for call in chosen)  # windows have no place of their own
-    write_figure(plot_attention(chosen, place, seen if is_placed else None, head), output)
+    query = (rows // 2, columns // 2) if patch is None else parse_patch(patch)
+    is_whole = all(call.sees_whole_image for call in chosen)  # a window is not the picture
+    write_figure(plot_attention(chosen, query, seen if is_whole else None, head), output)
 
 
 def tables(run: Run, output: Output = Path("tables.png"), block: Blocks = None) -> None:
@@ -164,5 +164,5 @@ def _choose(
     from irpe.viz.tables import check_block
 
     blocks = blocks or [0, max(0, len(calls) - 2)]
-    numbers = dict.fromkeys(check_block(number, len(calls)) for number in blocks)
-    return [calls[number] for number in numbers]
+    indices = dict.fromkeys(check_block(index, len(calls)) for index in blocks)
+    return [calls[index] for index in indices]

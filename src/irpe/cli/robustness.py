@@ -45,7 +45,7 @@ def robustness(
 
     Runs that differ in the seed alone are a group: one curve, their mean, with a point for each.
     At another size the learned absolute encoding is resampled and all else stays as it is. Moved
-    images go right, down, left or up in turn, and black comes into view. The numbers are written
+    images go right, down, left or up in turn, and black comes into view. The scores are written
     next to the picture, as FILE.json.
     """
     require("accelerate", "train")
@@ -80,9 +80,9 @@ def robustness(
 
 
 def _check_once(runs: Sequence[Path]) -> Sequence[Path]:
-    places = [run.resolve() for run in runs]
-    for run, place in zip(runs, places, strict=True):
-        if places.count(place) > 1:
+    paths = [run.resolve() for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if paths.count(path) > 1:
             raise ValueError(f"{run} is given twice: give each run once")
     return runs
 
@@ -90,7 +90,7 @@ def _check_once(runs: Sequence[Path]) -> Sequence[Path]:
 def _parse(option: str, text: str, example: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"{option} {text!r}: write whole numbers such as {example}")
+        raise ValueError(f"{option} {text!r}: write integers such as {example}")
     return sorted({int(part) for part in parts})
 
 
@@ -139,16 +139,16 @@ def _entries(
 def _print(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
     """Prints the mean of each group, and half the distance between its best and worst seed."""
     screen = Console(highlight=False, markup=False)
-    places = list(next(iter(curves.values())))
+    conditions = list(next(iter(curves.values())))
     screen.print(title)
-    for start in range(0, len(places), _COLUMNS):
-        shown = places[start : start + _COLUMNS]
+    for start in range(0, len(conditions), _COLUMNS):
+        shown = conditions[start : start + _COLUMNS]
         table = Table(box=None, pad_edge=False, collapse_padding=True)
         table.add_column("", overflow="fold")
-        for place in shown:
-            table.add_column(str(place), justify="right", no_wrap=True)
+        for condition in shown:
+            table.add_column(str(condition), justify="right", no_wrap=True)
         for label, scores in curves.items():
-            table.add_row(label, *(_cell(scores[place]) for place in shown))
+            table.add_row(label, *(_cell(scores[condition]) for condition in shown))
         screen.print(table)
 
 

@@ -65,7 +65,7 @@ def deit_base() -> ClassifierConfig:
 
 
 def swin_tiny() -> ClassifierConfig:
-    """Swin-T on ImageNet, contextual QKV in the place of its own bias.
+    """Swin-T on ImageNet, contextual QKV in place of its own bias.
 
     Command: torchrun --nproc_per_node 8 -m irpe train swin_tiny --data IMAGENET --precision bf16
     Cost: 300 epochs of ImageNet, days on 8 GPUs.

@@ -67,12 +67,12 @@ def save_model(directory: Path, model: nn.Module) -> None:
 
     A detector with a frozen backbone is read by `load_run` alone: transformers has no such model.
     """
-    place = directory / MODEL
+    folder = directory / MODEL
     if equipment_of(model):
-        save_equipped(model, place)
+        save_equipped(model, folder)
         return
-    place.mkdir(exist_ok=True)
-    write_bytes(place / _TENSORS, safetensors.torch.save(dict(model.state_dict())))
+    folder.mkdir(exist_ok=True)
+    write_bytes(folder / _TENSORS, safetensors.torch.save(dict(model.state_dict())))
 
 
 def load_run(directory: str | Path) -> nn.Module:

@@ -97,8 +97,8 @@ def pick_head(weights: HeadPairs, head: int | None) -> Float[Tensor, "query key"
 
 
 def reference_places(size: int) -> list[int]:
-    """Returns up to five places spread evenly over an axis, its ends included."""
-    return sorted({round(place) for place in torch.linspace(0, size - 1, _SIDE).tolist()})
+    """Returns up to five indices spread evenly over an axis, its ends included."""
+    return sorted({round(index) for index in torch.linspace(0, size - 1, _SIDE).tolist()})
 
 
 def _draw_mosaic(axes: "Axes", weights: Tensor, call: CapturedAttention) -> None:
@@ -110,14 +110,14 @@ def _draw_mosaic(axes: "Axes", weights: Tensor, call: CapturedAttention) -> None
     )
     maps = weights[first:, first:].view(rows, columns, rows, columns)
     for line, row in enumerate(down):
-        for place, column in enumerate(across):
-            top, left = line * (rows + _GAP), place * (columns + _GAP)
+        for position, column in enumerate(across):
+            top, left = line * (rows + _GAP), position * (columns + _GAP)
             mosaic[top : top + rows, left : left + columns] = maps[row, column]
     bound = float(mosaic.nan_to_num().abs().max()) or 1.0
     image = draw_map(axes, mosaic, cmap=DIVERGING, vmin=-bound, vmax=bound)
     for line, row in enumerate(down):
-        for place, column in enumerate(across):
-            draw_star(axes, line * (rows + _GAP) + row, place * (columns + _GAP) + column, 4)
+        for position, column in enumerate(across):
+            draw_star(axes, line * (rows + _GAP) + row, position * (columns + _GAP) + column, 4)
     _scale_beside(axes, image, "$b_{ij}$")
 
 

@@ -38,12 +38,12 @@ def plot_buckets(
 ) -> "Figure":
     """Returns a map for each reference patch and table, as in Fig. 6-9.
 
-    Patches of one colour within lines share a bucket. Prefix tokens stand above the patches, apart.
+    Patches of one colour within lines share a bucket. Prefix tokens are drawn above the patches.
 
     Args:
         specs: The encodings; the paper's four methods by default.
         grid: Rows and columns of patches.
-        num_prefix_tokens: How many tokens stand before the patches.
+        num_prefix_tokens: The number of tokens before the patches.
         references: Rows and columns of the reference patches, marked with a star; `None` takes the
             top-left patch and the one in the centre.
     """
@@ -117,12 +117,12 @@ def _titled_maps(spec: RPESpec, grid: Grid, count: int) -> list[tuple[str, Bucke
 
 
 def token_picture(values: Tensor, grid: Grid, num_prefix_tokens: int) -> Tensor:
-    """Lays one number a token out as a picture: prefix tokens above the patches, a row between.
+    """Lays one value per token out as a picture: prefix tokens above the patches, a gap between.
 
     Args:
-        values: A number for each token; where there is no token the picture has -1.
+        values: A value for each token; where there is no token the picture has -1.
         grid: Rows and columns of patches.
-        num_prefix_tokens: How many tokens stand before the patches.
+        num_prefix_tokens: The number of tokens before the patches.
     """
     rows, columns = grid.shape
     patches = values[num_prefix_tokens:].view(rows, columns)

@@ -1,4 +1,4 @@
-"""Fig. 4 and 10: what an encoding costs, drawn from measured numbers."""
+"""Fig. 4 and 10: what an encoding costs, drawn from measured values."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,17 +22,17 @@ def plot_cost_curves(resolutions: Sequence[int], macs: Mapping[str, Sequence[flo
     for name, values in macs.items():
         if len(values) != len(resolutions):
             raise ValueError(
-                f"{name} has {len(values)} numbers for {len(resolutions)} resolutions: give as many"
+                f"{name} has {len(values)} values for {len(resolutions)} resolutions: give as many"
             )
     figure = new_figure(COLUMN, 5.4)
     axes = figure.subplots()
-    for number, (name, values) in enumerate(macs.items()):
+    for index, (name, values) in enumerate(macs.items()):
         axes.plot(
             resolutions,
             [value / 1e9 for value in values],
-            marker=_MARKS[number % len(_MARKS)],
+            marker=_MARKS[index % len(_MARKS)],
             markersize=3.5,
-            color=COLOURS[number % len(COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
             label=name,
         )
     axes.grid(axis="y")

@@ -1,4 +1,4 @@
-"""Accuracy on images that a model was not trained for: by their size, and by how far they moved."""
+"""Accuracy on images unlike those of training: by their size, and by how far they are shifted."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -50,17 +50,17 @@ def plot_robustness(by_size: Curves, by_move: Curves, trained: Collection[int]) 
 def _draw(axes: "Axes", curves: Curves) -> list[Any]:
     """Draws the curves, and returns what the legend shows of each: its line and its points."""
     handles: list[Any] = []
-    for number, (label, scores) in enumerate(curves.items()):
-        colour, mark = COLOURS[number % len(COLOURS)], _MARKS[number % len(_MARKS)]
-        dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
-        places = sorted(scores)
-        means = [statistics.mean(scores[place]) for place in places]
-        (line,) = axes.plot(places, means, dashes, color=colour, label=label)
-        points = [(place, score) for place in places for score in scores[place]]
+    for index, (label, scores) in enumerate(curves.items()):
+        colour, mark = COLOURS[index % len(COLOURS)], _MARKS[index % len(_MARKS)]
+        dashes = _DASHES[index // len(COLOURS) % len(_DASHES)]
+        conditions = sorted(scores)
+        means = [statistics.mean(scores[condition]) for condition in conditions]
+        (line,) = axes.plot(conditions, means, dashes, color=colour, label=label)
+        points = [(condition, score) for condition in conditions for score in scores[condition]]
         (seeds,) = axes.plot(
             *zip(*points, strict=True), mark, color=colour, markersize=3.5, alpha=0.7, mew=0
         )
         handles.append((line, seeds))
-    axes.set_xticks(sorted({place for scores in curves.values() for place in scores}))
+    axes.set_xticks(sorted({condition for scores in curves.values() for condition in scores}))
     axes.grid(axis="y")
     return handles

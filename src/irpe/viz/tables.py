@@ -27,22 +27,22 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
 
     Args:
         model: An equipped model.
-        blocks: The numbers of the attentions to draw, counted from the input; `None` draws all.
+        blocks: The indices of the attentions to draw, counted from the input; `None` draws all.
     """
     named = list(equipped_attentions(model).items())
     chosen = range(len(named)) if blocks is None else blocks
-    numbers = [check_block(number, len(named)) for number in chosen]
-    if not numbers:
+    indices = [check_block(index, len(named)) for index in chosen]
+    if not indices:
         raise ValueError("nothing to draw: pass at least one block")
-    images = [table_images(encoding_of(named[number][1])) for number in numbers]
+    images = [table_images(encoding_of(named[index][1])) for index in indices]
     roles = list(dict.fromkeys(role for image in images for role in image))
-    figure = new_figure(max(COLUMN, 1.5 * len(numbers)), 5.0 * len(roles) + 0.8)
-    for axes_row, role in zip(panels(figure, len(roles), len(numbers)), roles, strict=True):
+    figure = new_figure(max(COLUMN, 1.5 * len(indices)), 5.0 * len(roles) + 0.8)
+    for axes_row, role in zip(panels(figure, len(roles), len(indices)), roles, strict=True):
         bound = max(float(image[role].abs().max()) for image in images if role in image) or 1.0
         scale: dict[str, Any] = {"cmap": DIVERGING, "vmin": -bound, "vmax": bound}
         drawn: Any = None
-        for axes, image, number in zip(axes_row, images, numbers, strict=True):
-            axes.set_title(f"block {number}")
+        for axes, image, index in zip(axes_row, images, indices, strict=True):
+            axes.set_title(f"block {index}")
             axes.set_axis_off()
             if role in image:
                 drawn = draw_map(axes, image[role], aspect="auto", **scale)
@@ -51,11 +51,11 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
     return figure
 
 
-def check_block(number: int, count: int) -> int:
-    """Returns the number of an equipped attention, or raises an error."""
-    if not -count <= number < count:
-        raise ValueError(f"block {number} does not exist: the model has 0 to {count - 1}")
-    return number % count
+def check_block(index: int, count: int) -> int:
+    """Returns the index of an equipped attention, or raises an error."""
+    if not -count <= index < count:
+        raise ValueError(f"block {index} does not exist: the model has 0 to {count - 1}")
+    return index % count
 
 
 def table_images(encoding: RelativePositionEncoding) -> dict[str, Tensor]:

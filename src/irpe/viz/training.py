@@ -34,9 +34,9 @@ def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
     draw = _draw_detector if kinds == {True} else _draw_classifier
     figure = new_figure(COLUMN, 8.6 + 0.4 * len(runs))
     (score,), (loss,) = panels(figure, 2, 1)
-    for number, (name, metrics) in enumerate(runs.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        dashes = _DASHES[number // len(COLOURS) % len(_DASHES)]
+    for index, (name, metrics) in enumerate(runs.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        dashes = _DASHES[index // len(COLOURS) % len(_DASHES)]
         draw(score, loss, metrics, name, {"color": colour, "linestyle": dashes})
     for axes in (score, loss):
         axes.grid(axis="y")

@@ -41,7 +41,7 @@ def build_for(config: ClassifierConfig, weights: Weights) -> nn.Module:
 
     Args:
         config: The configuration of the run.
-        weights: The weights, whose last layer tells the number of classes.
+        weights: The weights, whose last layer gives the number of classes.
     """
     for name in ("head.bias", "head.fc.bias"):
         if name in weights:

@@ -80,10 +80,10 @@ class TimmSource:
         return f"{self.name}[{index}]"
 
     def _find_classes(self) -> list[str]:
-        numbers: dict[str, int] | None = getattr(self.reader, "class_to_idx", None)
-        numbers = numbers or getattr(self.reader, "class_name_to_idx", None)
-        if numbers:
-            return sorted(numbers, key=lambda name: numbers[name])
+        indices: dict[str, int] | None = getattr(self.reader, "class_to_idx", None)
+        indices = indices or getattr(self.reader, "class_name_to_idx", None)
+        if indices:
+            return sorted(indices, key=lambda name: indices[name])
         features: Any = getattr(getattr(self.reader, "dataset", None), "features", None)
         names = getattr(self.dataset, "classes", None)
         if names is None and features is not None and "label" in features:
@@ -188,15 +188,15 @@ def _find_split(folder: Path, split: str) -> Path | str | None:
 def _open_by_name(data: str, split: str, root: str | None) -> Source:
     from timm.data.dataset_factory import create_dataset
 
-    place = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
+    folder = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
     options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
     for name in _SPLITS[split]:  # datasets name their splits in several ways
         try:
-            dataset: Any = create_dataset(data, root=place, split=name, **options)
+            dataset: Any = create_dataset(data, root=folder, split=name, **options)
         except ValueError:
             continue
         except (RuntimeError, OSError, AssertionError, ImportError) as error:
-            raise ValueError(f"data {data!r} cannot be opened (root {place}): {error}") from error
+            raise ValueError(f"data {data!r} cannot be opened (root {folder}): {error}") from error
         return TimmSource(dataset, data)
     raise ValueError(f"data {data!r} has no split named {' or '.join(_SPLITS[split])}")
 

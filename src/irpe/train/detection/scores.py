@@ -78,8 +78,8 @@ def score_with_classes(
     if len(set(names.values())) < len(names):
         raise ValueError(f"two categories have one name: {', '.join(sorted(names.values()))}")
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # threshold, recall, class
-    places = {key: place for place, key in enumerate(evaluation.params.catIds)}
-    classes = {name: _or_nan(precision[:, :, places[key]].mean()) for key, name in names.items()}
+    indices = {key: index for index, key in enumerate(evaluation.params.catIds)}
+    classes = {name: _or_nan(precision[:, :, indices[key]].mean()) for key, name in names.items()}
     return _score(evaluation), classes
 
 
@@ -170,11 +170,11 @@ def _check_content(content: dict[str, Any]) -> None:
             raise ValueError(
                 f"annotation {name} has no {missing[0]!r}: it needs {_listed(_FIELDS)}"
             )
-        number = annotation["id"]
-        if number in seen or number < 1:
-            fault = "occurs twice" if number in seen else "is not positive"
-            raise ValueError(f"the annotation id {number} {fault}: count ids from 1")
-        seen.add(number)
+        key = annotation["id"]
+        if key in seen or key < 1:
+            fault = "occurs twice" if key in seen else "is not positive"
+            raise ValueError(f"the annotation id {key} {fault}: count ids from 1")
+        seen.add(key)
 
 
 def _check_detections(content: dict[str, Any], detections: Sequence[Detection]) -> None:
@@ -206,7 +206,7 @@ def _check_outputs(
     if len(categories) != classes - 1:
         raise ValueError(
             f"{len(categories)} categories for {classes} logits: pass {classes - 1}, as the last "
-            "logit is no object"
+            "logit stands for no object"
         )
 
 

@@ -91,7 +91,7 @@ class BoxSource:
     def first(self, count: int) -> "BoxSource":
         """Returns a source of the first images only, all where there are fewer."""
         if count < 1:
-            raise ValueError(f"the first {count} images are no images; take 1 or more")
+            raise ValueError(f"the first {count} images cannot be taken; take 1 or more")
         images = self.content["images"][:count]
         ids = {image["id"] for image in images}
         annotations = [a for a in self.content["annotations"] if a["image_id"] in ids]
@@ -154,9 +154,9 @@ def _choose(split: str, fitting: list[str], paths: dict[str, Path]) -> str:
 
 
 def _coco_images(folder: Path, name: str) -> Path:
-    places = [folder / name, folder / "images" / name, folder / "images"]
-    for place in places:
-        if place.is_dir():
-            return place
-    looked_for = ", ".join(f"{place}/" for place in places)
+    candidates = [folder / name, folder / "images" / name, folder / "images"]
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate
+    looked_for = ", ".join(f"{candidate}/" for candidate in candidates)
     raise FileNotFoundError(f"there are no images of {name}: looked for {looked_for}")
