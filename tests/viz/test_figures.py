@@ -8,7 +8,7 @@ import torch
 
 import irpe
 from irpe import viz
-from irpe.viz.attention import reference_places
+from irpe.viz.attention_maps import reference_places
 
 pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 pytest.importorskip("timm", reason="needs the extra 'timm'")

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpe.cli import learned, robustness
-from irpe.cli.figures import Output, parse_patch, write_figure
+from irpe.cli import show_learned, show_robustness
 from irpe.cli.profile import parse_sizes
+from irpe.cli.show_common import Output, parse_patch, write_figure
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 
@@ -66,14 +66,10 @@ def buckets(
                         references=references), output)  # fmt: skip
 
 
-app.command(epilog="Example: `irpe show weights runs/k photo.jpg --block 0 --block 10`")(
-    learned.weights
-)
-app.command(epilog="Example: `irpe show attention runs/k photo.jpg --patch 3,5 --head 0`")(
-    learned.attention
-)
-app.command(epilog=learned.EPILOGS["tables"])(learned.tables)
-app.command(epilog=learned.EPILOGS["locality"])(learned.locality)
+app.command(epilog=show_learned.EPILOGS["weights"])(show_learned.weights)
+app.command(epilog=show_learned.EPILOGS["attention"])(show_learned.attention)
+app.command(epilog=show_learned.EPILOGS["tables"])(show_learned.tables)
+app.command(epilog=show_learned.EPILOGS["locality"])(show_learned.locality)
 
 
 @app.command(epilog="Example: `irpe show cost --compare -e product-contextual-k -e shaw`")
@@ -123,8 +119,8 @@ def training(
     write_figure(plot_training(metrics), output)
 
 
-app.command(epilog=robustness.EPILOG)(robustness.robustness)
-app.command(epilog=learned.EPILOGS["explorer"])(learned.explorer)
+app.command(epilog=show_robustness.EPILOG)(show_robustness.robustness)
+app.command(epilog=show_learned.EPILOGS["explorer"])(show_learned.explorer)
 
 
 def _cost_curves(model: str, encodings: list[str], sizes: list[int]) -> "Figure":

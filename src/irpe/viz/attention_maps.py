@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from irpe.core.grid import Grid
-from irpe.viz.buckets import check_image_grid, check_patch
+from irpe.viz.bucket_maps import check_image_grid, check_patch
 from irpe.viz.canvas import (
     DIVERGING,
     SEQUENTIAL,

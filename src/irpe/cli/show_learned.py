@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 import typer
 
-from irpe.cli.figures import Output, parse_patch, write_figure
 from irpe.cli.load import load_model
+from irpe.cli.show_common import Output, parse_patch, write_figure
 from irpe.files import write_text
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def attention(
     By default the first and the last but one of the equipped attentions are drawn.
     """
     from irpe.viz import plot_attention
-    from irpe.viz.buckets import check_image_grid
+    from irpe.viz.bucket_maps import check_image_grid
 
     calls, seen = _capture(run, image)
     chosen = _choose(calls, block)
@@ -161,7 +161,7 @@ def _choose(
     calls: "list[CapturedAttention]", blocks: list[int] | None
 ) -> "list[CapturedAttention]":
     """Returns the chosen attentions, by default the first and the last but one."""
-    from irpe.viz.tables import check_block
+    from irpe.viz.table_images import check_block
 
     blocks = blocks or [0, max(0, len(calls) - 2)]
     indices = dict.fromkeys(check_block(index, len(calls)) for index in blocks)
