@@ -8,8 +8,12 @@ import pytest
 pytest.importorskip("typer", reason="needs the extra 'cli'")
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 
+from irpe.cli.formats import Format
 from irpe.cli.main import main
+from irpe.cli.profile import paper_report
 from irpe.core.encodings import NAMES
+from irpe.models.paper import COSTS
+from irpe.profile.comparison import compare_with_paper
 from irpe.profile.cost import COMPARED
 
 TINY = "deit_tiny_patch16_224"
@@ -62,7 +66,7 @@ def test_resolutions(irpe):
 
 def test_compare_lists_every_encoding(irpe):
     assert {"product-contextual-k", "product-contextual-qkv", *NAMES} - {"none"} < {*COMPARED}
-    out = irpe("profile", TINY, "--compare", "--resolution", "32", "--rounds", "0")
+    out = irpe("profile", "test_vit", "--compare", "--resolution", "32", "--rounds", "0")
     assert [line.split()[0] for line in out.splitlines()[3 : 4 + len(COMPARED)]] == [
         "none",
         *COMPARED,
@@ -77,11 +81,21 @@ def test_what_does_not_fit_is_left_out_with_the_reason(irpe):
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_the_papers_tables(irpe):
     out = irpe("profile", "--paper")
-    assert "T5 DeiT-S iRPE-QKV" in out
+    labels = [f"T{cost.table} {cost.label}" for cost in COSTS]
+    assert [
+        line[: len(label)] for label, line in zip(labels, out.splitlines()[3:], strict=False)
+    ] == labels
+
+
+def test_differences_to_the_paper_are_explained_below_the_table():
+    costs = [cost for cost in COSTS if cost.label in ("DeiT-Ti", "DeiT-S iRPE-QKV")]
+    out = paper_report(compare_with_paper(costs)).text(Format.table)
+    assert "\nT5 DeiT-S iRPE-QKV" in out
     assert "\n1: the paper's total is cut" in out
-    assert "cheaper here: the value side adds" in out
+    assert "\n2: cheaper here: the value side adds" in out
     assert max(map(len, out.splitlines())) <= 80
 
 

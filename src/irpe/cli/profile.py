@@ -1,5 +1,6 @@
 """`irpe profile`: what encodings cost, in parameters, MACs, time and memory."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,7 +56,10 @@ def profile(
     if paper:
         others = {"MODEL": model, "--encoding": encoding, "--resolutions": resolutions}
         _refuse("--paper", {**others, "--compare": compare or None, **measured})
-        report = _paper_report()
+        from irpe.profile.comparison import compare_with_paper
+
+        with ProgressBar() as bar:
+            report = paper_report(compare_with_paper(progress=bar))
     elif resolutions is not None:
         _refuse("--resolutions", {"--compare": compare or None, **measured})
         sizes = parse_sizes(resolutions)
@@ -99,11 +103,8 @@ def parse_sizes(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def _paper_report() -> Report:
-    from irpe.profile.comparison import compare_with_paper
-
-    with ProgressBar() as bar:
-        rows = compare_with_paper(progress=bar)
+def paper_report(rows: "Sequence[Comparison]") -> Report:
+    """Returns what the paper reports beside what is counted, as a report."""
     reasons = list(dict.fromkeys(reason for row in rows for reason in row.reasons))
 
     def cells(row: "Comparison") -> list[str]:
