@@ -9,17 +9,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import RunConfig
-from irpe.train.detection.config import DetectorConfig
 
 _PLAIN = (str, int, float, bool)
 _OPTIONAL = {"initial", "root"}  # "none" unsets them
-_PANELS = {
-    RunConfig: "Settings of every recipe",
-    ClassifierConfig: "Settings of classifiers",
-    DetectorConfig: "Settings of detectors",
-}
 
 
 Command = Callable[..., None]
@@ -75,7 +68,8 @@ def _option(config: type[RunConfig], field: "dataclasses.Field[Any]") -> inspect
     kind = hint if hint in _PLAIN else str
     name = "--" + field.name.replace("_", "-")
     flags = [f"{name}/--no-{name[2:]}"] if kind is bool else [name]
-    option = typer.Option(*flags, help=field.metadata["help"], rich_help_panel=_PANELS[config])
+    panel = "Settings of every recipe" if config is RunConfig else f"Settings of {config.task}"
+    option = typer.Option(*flags, help=field.metadata["help"], rich_help_panel=panel)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -14,9 +14,9 @@ from irpe.cli.fields import with_fields
 from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.recipes import RECIPES
-from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import RunConfig
 from irpe.train.detection.config import DetectorConfig
+from irpe.train.task import CONFIGS
 
 C = TypeVar("C")
 STOPPED = 143  # what a shell reports for a program that SIGTERM ended
@@ -38,7 +38,7 @@ EPILOG = """
 """
 
 
-@with_fields(ClassifierConfig, DetectorConfig)
+@with_fields(*CONFIGS.values())
 def train(
     recipe: Annotated[str | None, typer.Argument(help="The recipe; see --list.")] = None,
     output: Annotated[
