@@ -79,6 +79,8 @@ def test_a_backbone_is_told_what_it_gets_and_does_not_guess_from_the_channels():
 
 def test_the_last_of_all_layer_predictions_is_what_the_model_predicts():
     model = build_detector(NAMED).eval()
+    for parameter in model.model.decoder.layernorm.parameters():
+        torch.nn.init.normal_(parameter)  # else it makes no difference how often it is applied
     image, mask = torch.randn(2, 3, 64, 96), torch.ones(2, 64, 96, dtype=torch.bool)
     with torch.no_grad():
         logits, boxes = LayerPredictions(model)(image, mask)
