@@ -12,10 +12,10 @@ import torch
 
 from benchmarks.timing import write_report
 from irpe.profile.measure import interleaved, peak_memory
-from irpe.recipes.detection import detr_r50
-from irpe.train.detect import parameter_groups
-from irpe.train.detection_loss import Share
-from irpe.train.detector import build_detector
+from irpe.recipes.detection import RECIPES
+from irpe.train.detection.loss import Normalizer, detection_loss
+from irpe.train.detection.model import LayerPredictions, build_detector
+from irpe.train.detection.task import detector_groups
 
 ENCODINGS = {
     "plain": "none",
@@ -45,18 +45,20 @@ def make_step(encoding: str, arguments: argparse.Namespace) -> Callable[[], None
     """Returns a forward and a backward pass and a step of the optimizer, as in training."""
     torch.manual_seed(0)
     classes = tuple(str(number) for number in range(80))
-    config = detr_r50().replace(encoding=encoding, backbone_weights="none", classes=classes)
+    recipe = RECIPES["detr_r50"]()
+    config = recipe.replace(encoding=encoding, backbone_weights="none", classes=classes)
     model = build_detector(config).train()
-    optimizer = torch.optim.AdamW(parameter_groups(model, config))
+    optimizer = torch.optim.AdamW(detector_groups(model, config))
     image = torch.randn(1, 3, arguments.height, arguments.width)
     mask = torch.ones(1, arguments.height, arguments.width, dtype=torch.bool)
     boxes = torch.tensor([[0.3, 0.4, 0.2, 0.3], [0.6, 0.5, 0.4, 0.2]])
-    share = Share(2.0, 2 + 0.1 * (100 - 2))
-    labels = [{"boxes": boxes, "class_labels": torch.tensor([3, 17]), "share": share}]
+    targets = [{"boxes": boxes, "class_labels": torch.tensor([3, 17])}]
+    normalizer = Normalizer(boxes=2.0, weight=2 + 0.1 * (100 - 2))
+    predict = LayerPredictions(model)
 
     def step() -> None:
         optimizer.zero_grad()
-        model(pixel_values=image, pixel_mask=mask, labels=labels).loss.backward()
+        detection_loss(*predict(image, mask), targets, normalizer, model.config).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip_grad)
         optimizer.step()
 

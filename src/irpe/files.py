@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their place, then moved there."""
+"""Files that are written whole or not at all, and safetensors files that may be damaged."""
 
 import os
 import tempfile
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+from torch import Tensor
+
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    """Writes a file and moves it to its place once all of it is on the disk.
+    """Writes a file beside its path and moves it there once all of it is on the disk.
 
     Args:
-        path: Its place.
+        path: The file.
         write: Writes the content.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -38,7 +40,18 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def check_place(path: Path) -> None:
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Returns the tensors of a safetensors file by name, or raises an error that names the file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def check_writable(path: Path) -> None:
     """Raises an error if no file can be written there, before anything is computed."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file")

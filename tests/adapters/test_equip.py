@@ -51,7 +51,7 @@ def assert_same(actual, expected, **tolerance):
         (range(1, 3), [1, 2]),
         (iter([2]), [2]),
     ],
-    ids=repr,
+    ids=["all", "one", "last", "any order", "negative", "range", "iterator"],
 )
 def test_layers_are_counted_from_the_input(layers, expected):
     model, x = make_vit(depth=3), images()

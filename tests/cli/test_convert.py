@@ -47,8 +47,8 @@ def test_errors_are_one_line_and_leave_nothing(file, tmp_path, monkeypatch):
     other, place = tmp_path / "other.pth", tmp_path / "place"
     os.link(file, other)
     for arguments, message in (
-        ((other,), "'other' is no model that the authors published"),
-        ((other, "--model", TINY.replace("_k", "_q")), "is no model that the authors published"),
+        ((other,), "'other' is not a model that the authors published"),
+        ((other, "--model", TINY.replace("_k", "_q")), "is not a model that the authors published"),
         ((file.parent / "none.pth",), "does not exist"),
         ((__file__,), "is damaged"),
     ):

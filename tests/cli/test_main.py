@@ -5,6 +5,8 @@ import sys
 
 import pytest
 import torch
+from cli.terminal import irpe
+from train.processes import start
 
 from irpe.cli.main import main
 from irpe.extras import require
@@ -12,15 +14,20 @@ from irpe.extras import require
 pytest.importorskip("typer", reason="needs the extra 'cli'")
 
 
-def irpe(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "irpe", *arguments], capture_output=True, text=True
-    )
+VERSION = """
+import runpy, sys
+sys.argv = ["irpe", "--version"]
+try:
+    runpy.run_module("irpe", run_name="__main__")
+finally:
+    print([name for name in ("timm", "accelerate") if name in sys.modules])
+"""
 
 
-def test_version():
-    done = irpe("--version")
-    assert (done.returncode, done.stdout) == (0, "irpe 0.1.0\n")
+def test_the_module_is_the_program_and_loads_no_library_of_models_for_nothing(tmp_path):
+    process = start("-c", VERSION, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert process.communicate()[0] == "irpe 0.1.0\n[]\n"
+    assert process.returncode == 0
 
 
 def test_the_program_leaves_its_process_group(tmp_path, monkeypatch):
@@ -35,8 +42,8 @@ def test_the_program_leaves_its_process_group(tmp_path, monkeypatch):
     assert not torch.distributed.is_initialized()
 
 
-def test_no_arguments_show_the_help():
-    assert "Usage: irpe" in irpe().stdout
+def test_no_arguments_show_the_help(tmp_path):
+    assert "Usage: irpe" in irpe(cwd=tmp_path).stdout
 
 
 def test_a_missing_package_is_asked_for_by_its_extra():

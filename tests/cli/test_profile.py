@@ -8,10 +8,13 @@ import pytest
 pytest.importorskip("typer", reason="needs the extra 'cli'")
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 
+from irpe.cli.formats import Format
 from irpe.cli.main import main
+from irpe.cli.profile import paper_report
 from irpe.core.encodings import NAMES
+from irpe.models.paper import COSTS
+from irpe.profile.comparison import compare_with_paper
 from irpe.profile.cost import COMPARED
-from irpe.profile.paper import PUBLISHED
 
 TINY = "deit_tiny_patch16_224"
 QUICK = ["profile", TINY, "--resolution", "64", "--rounds", "0"]
@@ -61,21 +64,36 @@ def test_resolutions(irpe):
     assert "%" in out
 
 
-def test_compare_leaves_out_what_does_not_fit_and_says_so(irpe, monkeypatch):
+def test_compare_lists_every_encoding(irpe):
     assert {"product-contextual-k", "product-contextual-qkv", *NAMES} - {"none"} < {*COMPARED}
-    monkeypatch.setattr("irpe.cli.profile.COMPARED", ("axial-deeplab", "cpvt"))
+    out = irpe("profile", "test_vit", "--compare", "--resolution", "32", "--rounds", "0")
+    assert [line.split()[0] for line in out.splitlines()[3 : 4 + len(COMPARED)]] == [
+        "none",
+        *COMPARED,
+    ]
+
+
+def test_what_does_not_fit_is_left_out_with_the_reason(irpe):
     swin = "swin_tiny_patch4_window7_224"
-    out = irpe("profile", swin, "--compare", "--rounds", "0")
+    out = irpe("profile", swin, "-e", "axial-deeplab", "-e", "cpvt", "--rounds", "0")
     assert "\naxial-deeplab " in out
     assert "\ncpvt is left out: cpvt cannot follow" in out
     assert max(map(len, out.splitlines())) <= 80
 
 
-def test_the_papers_tables(irpe, monkeypatch):
-    rows = [row for row in PUBLISHED if row.encoding.endswith(("none", "qkv", "unshared"))]
-    monkeypatch.setattr("irpe.profile.paper.PUBLISHED", rows)
+@pytest.mark.slow
+def test_the_papers_tables(irpe):
     out = irpe("profile", "--paper")
-    assert "T5 DeiT-S iRPE-QKV" in out
+    labels = [f"T{cost.table} {cost.label}" for cost in COSTS]
+    assert [
+        line[: len(label)] for label, line in zip(labels, out.splitlines()[3:], strict=False)
+    ] == labels
+
+
+def test_differences_to_the_paper_are_explained_below_the_table():
+    costs = [cost for cost in COSTS if cost.label in ("DeiT-Ti", "DeiT-S iRPE-QKV")]
+    out = paper_report(compare_with_paper(costs)).text(Format.table)
+    assert "\nT5 DeiT-S iRPE-QKV" in out
     assert "\n1: the paper's total is cut" in out
     assert "\n2: cheaper here: the value side adds" in out
     assert max(map(len, out.splitlines())) <= 80
@@ -84,14 +102,17 @@ def test_the_papers_tables(irpe, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--paper", TINY], "--paper goes without MODEL"),
-        (["--paper", "--compare"], "--paper goes without --compare"),
-        (["--resolutions", "64", "--rounds", "3"], "--resolutions goes without --rounds"),
+        (["--paper", TINY], "--paper cannot be combined with MODEL"),
+        (["--paper", "--compare"], "--paper cannot be combined with --compare"),
+        (
+            ["--resolutions", "64", "--rounds", "3"],
+            "cannot be combined with --rounds",
+        ),
         (["--resolutions", "64,big"], "'64,big'"),
         (["--resolutions", "64", "-e", "shaw", "-e", "huang"], "one encoding, not shaw, huang"),
-        (["--compare", "-e", "shaw"], "--compare goes without --encoding"),
+        (["--compare", "-e", "shaw"], "--compare cannot be combined with --encoding"),
         (["-e", "shav"], "did you mean 'shaw'"),
-        (["deit_tini_patch16_224"], "did you mean deit_tiny_patch16_224"),
+        (["deit_tini_patch16_224"], "did you mean 'deit_tiny_patch16_224'"),
         (["resnet18"], "cannot be equipped"),
         (["resnet18", "--compare", "--rounds", "0"], "cannot be equipped"),
         (["-o", "no/such/place.md"], "no/such does not exist"),

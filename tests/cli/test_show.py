@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
+from cli import terminal
 
 import irpe
 
@@ -17,8 +16,8 @@ timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 from typer.testing import CliRunner  # noqa: E402
 
 from irpe.cli.app import app  # noqa: E402
-from irpe.train.build import build_model  # noqa: E402
-from irpe.train.config import ClassifierConfig  # noqa: E402
+from irpe.train.classification.config import ClassifierConfig  # noqa: E402
+from irpe.train.classification.model import build_model  # noqa: E402
 
 METRICS = (
     "epoch,lr,train_loss,val_loss,top1,top5,seconds\n1,0.1,2,1.5,40,80,10\n2,0.1,1,1,60,90,10\n"
@@ -57,21 +56,20 @@ def show(tmp_path, monkeypatch):
     return call
 
 
-@pytest.mark.parametrize("ending", ["png", "svg"])
 @pytest.mark.parametrize(
-    "command",
+    ("command", "ending"),
     [
-        ["index"],
-        ["index", "--index", "1.9:3.8:15.2", "--clip", "3"],
-        ["buckets", "cross-bias-k", "--grid", "3x5", "--prefix", "2", "--at", "1,4"],
-        ["weights", "RUN"],
-        ["weights", "RUN", "--block", "-1", "--head", "0", "--head", "1"],
-        ["attention", "RUN", "--patch", "1,5", "--head", "1"],
-        ["cost", "deit_tiny_patch16_224", "--resolutions", "224,384"],
-        ["cost", "deit_tiny_patch16_224", "--compare", "--rounds", "1", "-e", "shaw"],
-        ["tables", "RUN", "--block", "1"],
-        ["locality", "RUN"],
-        ["training", "RUN"],
+        (["index"], "png"),
+        (["index", "--index", "1.9:3.8:15.2", "--clip", "3"], "svg"),
+        (["buckets", "cross-bias-k", "--grid", "3x5", "--prefix", "2", "--at", "1,4"], "svg"),
+        (["weights", "RUN"], "svg"),
+        (["weights", "RUN", "--block", "-1", "--head", "0", "--head", "1"], "png"),
+        (["attention", "RUN", "--patch", "1,5", "--head", "1"], "png"),
+        (["cost", "test_vit", "--resolutions", "64,128"], "svg"),
+        (["cost", "test_vit", "--compare", "--rounds", "1", "-e", "shaw"], "png"),
+        (["tables", "RUN", "--block", "1"], "svg"),
+        (["locality", "RUN"], "png"),
+        (["training", "RUN"], "svg"),
     ],
 )
 def test_figures_are_written_where_asked(show, run, tmp_path, command, ending):
@@ -169,11 +167,11 @@ WRONG = {
     "grid 7 has 1 axes: a picture needs rows and columns": ["buckets", "--grid", "7"],
     "write rows x columns, 7x28": ["buckets", "--grid", "7x0"],
     "method 'produkt' is not one of": ["buckets", "produkt-bias-k"],
-    "is no piecewise function": ["index", "--index", "clip3"],
+    "is not a piecewise function": ["index", "--index", "clip3"],
     r"must end with \.png or \.svg": ["index", "-o", "index.pdf"],
     r"must end with \.html": ["explorer", "-o", "page.png"],
     "belong to a run": ["explorer", "--image", "a.png"],
-    "is no training run": ["training", "RUN", "nowhere"],
+    "is not a training run": ["training", "RUN", "nowhere"],
 }
 
 
@@ -187,9 +185,8 @@ def test_wrong_input_is_an_error_that_says_why_and_writes_nothing(show, run, tmp
 
 
 def test_the_program_says_what_is_wrong_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "irpe", "show", "buckets", "--grid", "14-14"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    expected = "irpe: grid '14-14' is not understood: write rows x columns, 7x28\n"
+    done = terminal.irpe("show", "buckets", "--grid", "14-14", cwd=tmp_path)
+    expected = "irpe: grid '14-14' is not understood: write rows x columns, 7x28"
     assert (done.returncode, done.stdout, done.stderr) == (1, "", expected)
 
 

@@ -1,9 +1,10 @@
 """`irpe train`, `irpe eval` and `irpe ablate` as a user calls them."""
 
+import itertools
 import json
+import os
 import signal
-import subprocess
-import sys
+import threading
 import time
 
 import pytest
@@ -76,22 +77,22 @@ def test_a_directory_with_a_run_in_it_is_not_overwritten(run):
 
 def test_resume_takes_everything_from_the_run(run):
     done = irpe("train", "--resume", "runs/laptop", "--epochs", "3", cwd=run)
-    assert "give nothing beside it" in done.stderr
+    assert "--resume cannot be combined with" in done.stderr
     assert irpe("train", "--resume", "runs/laptop", cwd=run).returncode == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["train", "laptopp"], "did you mean laptop?"),
+        (["train", "laptopp"], "did you mean 'laptop'?"),
         (["train", "laptop", "--encoding", "produkt-bias-k"], "produkt"),
-        (["train", "laptop", "--data", "nowhere"], "data 'nowhere' is no folder"),
-        (["train", "laptop", "--model-args", "{"], "is no JSON"),
+        (["train", "laptop", "--data", "nowhere"], "data 'nowhere' is not a folder"),
+        (["train", "laptop", "--model-args", "{"], "is not JSON"),
         (["train", "laptop", "-o", "/proc/run"], "cannot be written to"),
         (["train", "--resume", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere"], "nowhere"),
         (["ablate", "--table", "7"], "--table 7 is not one of 1, 2, 3, 4"),
-        (["ablate", "--table", "1", "--buckets"], "exclude one another"),
+        (["ablate", "--table", "1", "--buckets"], "cannot be combined"),
         (["ablate", "--grid", "5"], "--grid 5 does not divide the image of 28 pixels"),
         (["ablate", "--row", "K"], "is not of the form NAME=ENCODING"),
         (["ablate", "--row", "K=shaw", "--row", "K=huang"], "two have the same name"),
@@ -113,23 +114,31 @@ def test_the_list_of_recipes(tmp_path):
 
 
 def test_sigterm_saves_and_tells_how_to_go_on(tmp_path):
-    command = [sys.executable, "-m", "irpe", "train", "laptop", *QUICK, "--epochs", "50"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "runs/laptop/metrics.csv").exists():
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert "go on with: irpe train --resume runs/laptop" in errors
+    def terminate():
+        while not (tmp_path / "runs/laptop/metrics.csv").exists():
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=terminate, daemon=True).start()
+    done = irpe("train", "laptop", *QUICK, "--epochs", "50", cwd=tmp_path)
+    assert done.returncode == 143
+    assert "go on with: irpe train --resume runs/laptop" in done.stderr
 
 
-def test_an_ablation_ends_in_a_report_and_is_kept(tmp_path):
-    arguments = ["ablate", "--row", "absolute=none,keep", "--row", "K=product-contextual-k", *QUICK]
-    done = irpe(*arguments, cwd=tmp_path)
+def test_an_ablation_ends_in_a_report_and_finished_runs_are_kept(tmp_path):
+    for split, label, number in itertools.product(("train", "val"), ("a", "b"), range(8)):
+        folder = tmp_path / "data" / split / label
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((28, 28), 20 + 9 * number).save(folder / f"{number}.png")
+    rows = ["--row", "absolute=none,keep", "--row", "K=product-contextual-k"]
+    options = ["--data", "data", "--recipe", "laptop", *QUICK, "--batch-size", "8"]
+    done = irpe("ablate", *rows, *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "[4/4] K, seed 1: top-1 " in done.stderr
+    assert ", moved by 1 " in done.stderr
     assert "Images as they are: " in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
-    again = irpe(*arguments, "--json", cwd=tmp_path)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}
+    again = irpe("ablate", *rows, *options, "--json", cwd=tmp_path)
     assert len(json.loads(again.stdout)["rows"]) == 2
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}

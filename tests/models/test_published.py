@@ -109,9 +109,9 @@ def test_the_model_is_inferred_from_the_name_of_the_file(tiny, tmp_path):
     other = tmp_path / "checkpoint.pth"
     os.link(path, other)
     assert_holds(irpe.load_published(other, model=TINY), tensors)
-    with pytest.raises(ValueError, match=f"'checkpoint' is no model.*{TINY}.*rpe-1.9-product"):
+    with pytest.raises(ValueError, match=f"'checkpoint' is not a model.*{TINY}.*rpe-1.9-product"):
         irpe.load_published(other)
-    with pytest.raises(ValueError, match="'deit' is no model"):
+    with pytest.raises(ValueError, match="'deit' is not a model"):
         irpe.load_published(other, model="deit")
     with pytest.raises(ValueError, match=r"has no tensor blocks\.0\.attn\.rpe_q"):
         irpe.load_published(other, model="deit_small_patch16_224_ctx_product_50_shared_qk")
@@ -175,7 +175,7 @@ CHANGES = {
     "missing weight": (lambda t: without(t, "norm.bias"), r"norm\.bias: the file has none"),
     "one row less": (lambda t: t | {QUERY: t[QUERY][..., 1:]}, r"\(1, 49, 4\), the model \(1, 50"),
     "two heads": (lambda t: t | {QUERY: t[QUERY].repeat(2, 1, 1)}, r"\(2, 50, 4\)"),
-    "flat": (lambda t: t | {QUERY: t[QUERY].flatten()}, "no table"),
+    "flat": (lambda t: t | {QUERY: t[QUERY].flatten()}, "not that of a table"),
     "one tensor more": (lambda t: t | {"more": torch.ones(2)}, r"more: the file has \(2,\)"),
     "a table more": (
         lambda t: t | {"blocks.0.attn.rpe_v.lookup_table_weight": torch.ones(1, 50, 4)},
@@ -205,7 +205,7 @@ CONTENTS = {
 def test_other_contents_are_refused(tmp_path, content):
     model, _, path = small(tmp_path)
     torch.save(content, path)
-    check_refused(path, model, "no checkpoint of the authors' code")
+    check_refused(path, model, "not a checkpoint of the authors' code")
 
 
 def test_truncated_files_are_refused(tmp_path):

@@ -1,15 +1,19 @@
 """A little of the embedded images, and a configuration that trains on it in a second."""
 
+import os
+import signal
 from pathlib import Path
 
 import torch
 
-from irpe.train.build import build_model
-from irpe.train.classify import Classification
-from irpe.train.config import ClassifierConfig
-from irpe.train.engine import Trainer, fit, make_accelerator
-from irpe.train.images import Part, open_images
-from irpe.train.logs import Silence
+from irpe.progress import NO_PROGRESS, NoProgress
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.classification.model import build_model
+from irpe.train.classification.sources import Subset, open_images
+from irpe.train.classification.task import ClassificationTask
+from irpe.train.engine import Trainer, fit
+from irpe.train.image_files import BrokenImageError
+from irpe.train.processes import make_accelerator
 from irpe.train.runs import save_model
 
 CONFIG = ClassifierConfig(
@@ -31,7 +35,7 @@ AUGMENTED = CONFIG.replace(
     erasing=0.25,
     mixup=0.8,
     cutmix=1.0,
-    repeats=3,
+    aug_repeats=3,
     drop_path=0.1,
     ema_decay=0.9,
     model_args={**CONFIG.model_args, "proj_drop_rate": 0.1},
@@ -40,20 +44,52 @@ AUGMENTED = CONFIG.replace(
 
 def little(count=48):
     train, val = open_images("embedded")
-    return Part(train, range(count), train.classes), Part(val, range(20), val.classes)
+    return Subset(train, range(count), train.classes), Subset(val, range(20), val.classes)
+
+
+class Damaged:
+    """Images of which some cannot be read."""
+
+    def __init__(self, broken, count=4):
+        self.broken, self.count = broken, count
+        self.source, _ = little()
+        self.classes = self.source.classes
+
+    def __len__(self):
+        return self.count
+
+    def read(self, index):
+        if index in self.broken:
+            raise BrokenImageError(str(index))
+        return self.source.read(index)[0], index % 10
+
+    def filename(self, index):
+        return str(index)
+
+
+class StopAt(NoProgress):
+    """Sends a signal to this process after some steps."""
+
+    def __init__(self, step, number=signal.SIGTERM):
+        self.at, self.number = step, number
+
+    def step(self, done, values):
+        if done == self.at:
+            os.kill(os.getpid(), self.number)
 
 
 def task(config=CONFIG, count=48):
-    return Classification(config, *little(count))
+    return ClassificationTask(config, *little(count))
 
 
-def train(directory, config=CONFIG, monitor=None):
+def train(directory, config=CONFIG, progress=NO_PROGRESS):
+    """Returns what a run found."""
     accelerator = make_accelerator(config.precision)
-    return fit(task(config), Path(directory), monitor or Silence(), accelerator)
+    return fit(task(config), Path(directory), accelerator, progress)
 
 
 def trainer(directory, config=CONFIG):
-    return Trainer(task(config), Path(directory), Silence(), make_accelerator())
+    return Trainer(task(config), Path(directory), make_accelerator(), NO_PROGRESS)
 
 
 def write_run(directory, config=CONFIG):

@@ -9,8 +9,12 @@ from pathlib import Path
 
 from irpe.train.checkpoint import load_checkpoint
 
-TESTS = Path(__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")]),
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def torchrun(processes, *arguments, cwd=None):
@@ -24,13 +28,21 @@ def torchrun(processes, *arguments, cwd=None):
     return done.stdout
 
 
-def start(code, *arguments):
-    """Starts some code in a process of its own."""
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], env=ENVIRONMENT)
+def start(*arguments, **options):
+    """Starts Python in a process of its own."""
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.Popen(command, env=ENVIRONMENT, **options)
 
 
-def place(path):
-    """Where a run stands; a checkpoint that is there can always be read."""
+def wait_for(path, process):
+    """Waits until a running process has written a file."""
+    while not path.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+
+
+def position(path):
+    """Where a run stands; a checkpoint that exists can always be read."""
     state = load_checkpoint(path) if path.exists() else {"epoch": 0, "step": 0}
     return state["epoch"], state["step"]
 
@@ -39,12 +51,12 @@ def kill_again_and_again(start_run, path, times):
     """Kills a run some time after each new checkpoint, and starts it again."""
     moments = random.Random(0)
     for _ in range(times):
-        before = place(path)
+        before = position(path)
         process = start_run()
-        while place(path) <= before:
+        while position(path) <= before:
             assert process.poll() is None, "the run ended before it could be killed"
             time.sleep(0.01)
         time.sleep(moments.uniform(0, 0.3))
         process.kill()
         process.wait()
-        assert place(path) > before
+        assert position(path) > before

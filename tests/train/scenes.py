@@ -8,10 +8,11 @@ import timm
 import torch
 from PIL import Image, ImageDraw
 
-from irpe.train.config import DetectorConfig
-from irpe.train.detect import open_detection
-from irpe.train.engine import Trainer, fit, make_accelerator
-from irpe.train.logs import Silence
+from irpe.progress import NO_PROGRESS
+from irpe.train.detection.config import DetectorConfig
+from irpe.train.detection.task import open_task
+from irpe.train.engine import fit
+from irpe.train.processes import make_accelerator
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220)}
 CONFIG = DetectorConfig(
@@ -50,7 +51,7 @@ def frozen(data):
     if not path.exists():
         torch.manual_seed(0)
         torch.save(timm.create_model(CONFIG.backbone).state_dict(), path)
-    return CONFIG.replace(backbone_lr=0.0, views=2, backbone_weights=str(path))
+    return CONFIG.replace(backbone_lr=0.0, cached_versions=2, backbone_weights=str(path))
 
 
 def make_scenes(root, count=8):
@@ -84,12 +85,9 @@ def make_scenes(root, count=8):
 
 
 def task(data, config=CONFIG):
-    return open_detection(config.replace(data=str(data)))
+    return open_task(config.replace(data=str(data)))
 
 
-def train(data, directory, config=CONFIG):
-    return fit(task(data, config), Path(directory), Silence(), make_accelerator())
-
-
-def trainer(data, directory, config=CONFIG):
-    return Trainer(task(data, config), Path(directory), Silence(), make_accelerator())
+def train(data, directory, config=CONFIG, progress=NO_PROGRESS):
+    """Returns what a run found."""
+    return fit(task(data, config), Path(directory), make_accelerator(), progress)

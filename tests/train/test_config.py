@@ -1,6 +1,10 @@
+import json
+
 import pytest
 
-from irpe.train.config import ClassifierConfig, DetectorConfig, parse_config
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.detection.config import DetectorConfig
+from irpe.train.task import parse_config
 
 CONFIG = ClassifierConfig(model="deit_tiny_patch16_224", model_args={"depth": 2})
 
@@ -20,13 +24,20 @@ def test_text_round_trip(config):
         "[]",
         "{}",
         '{"task": "sleep"}',
-        '{"task": "detection", "z": 3}',
         '{"task"',
     ],
 )
 def test_damaged_text(text):
     with pytest.raises(ValueError, match="not the configuration of a run"):
         parse_config(text)
+
+
+@pytest.mark.parametrize("config", [CONFIG, DETECTOR])
+def test_the_configuration_of_another_release_is_refused_in_one_line(config):
+    content = json.loads(config.to_json())
+    for changed in ({**content, "views": 2}, {k: v for k, v in content.items() if k != "seed"}):
+        with pytest.raises(ValueError, match=r"of another release .*(views|seed).*train again"):
+            parse_config(json.dumps(changed))
 
 
 def test_a_misspelt_field_gets_the_nearest():
@@ -37,7 +48,7 @@ def test_a_misspelt_field_gets_the_nearest():
 @pytest.mark.parametrize(
     ("field", "value", "match"),
     [
-        ("last_epochs", 300, "last_epochs = 300 must be less than epochs = 300"),
+        ("low_lr_epochs", 300, "low_lr_epochs = 300 must be less than epochs = 300"),
         ("epochs", 0, "epochs = 0 must be at least 1"),
         ("lr", 0.0, "lr = 0.0 must be greater than 0"),
         ("lr", float("nan"), "lr = nan"),
@@ -61,7 +72,7 @@ def test_bad_values(field, value, match):
         ("short_side", 400, "short_side = 400 must be at least 480"),
         ("long_side", 700, "long_side = 700 must be at least 800"),
         ("flip", 2, "flip = 2 must be between 0 and 1"),
-        ("views", -1, "views = -1 must be at least 0"),
+        ("cached_versions", -1, "cached_versions = -1 must be at least 0"),
         ("mixup", 0.8, "field of detection 'mixup' is not one of"),
     ],
 )

@@ -6,10 +6,9 @@ import pytest
 
 from irpe.viz import DetectedImage, plot_contact_sheet, plot_detections, save_figure
 from irpe.viz.canvas import COLOURS
-from irpe.viz.detections import _readable_on
+from irpe.viz.detections import readable_on
 
 colors = pytest.importorskip("matplotlib.colors", reason="needs the extra 'viz'")
-transforms = pytest.importorskip("matplotlib.transforms", reason="needs the extra 'viz'")
 pillow = pytest.importorskip("PIL.Image", reason="needs the extra 'viz'")
 
 BOXES = [[4, 10, 20, 8], [30, 2, 25, 25]]
@@ -62,10 +61,10 @@ def test_boxes_names_and_scores_are_drawn():
     (axes,) = figure.axes
     cat, dog = COLOURS[:2]
     assert drawn(axes) == [(BOXES[0], dog, False), (BOXES[1], cat, False)]  # the best on top
-    assert texts(axes) == ["cat 0.91", "dog 0.50"]
+    assert texts(axes) == ["dog 0.50", "cat 0.91"]
     assert axes.images[0].get_extent() == [0, 64, 32, 0]  # boxes count from the picture's corner
     backgrounds = [code(text.get_bbox_patch().get_facecolor()) for text in axes.texts]
-    assert backgrounds == [cat, dog]
+    assert backgrounds == [dog, cat]
     assert legend(figure) == []
 
 
@@ -76,30 +75,27 @@ def test_true_boxes_are_dashed_in_the_colour_of_their_class():
     assert legend(figure) == ["found", "true"]
 
 
-@pytest.mark.parametrize("size", [(28, 20), (640, 480), (300, 900), (4000, 700)])
-def test_labels_stay_in_the_picture_and_off_one_another_at_any_size(size):
+@pytest.mark.parametrize("size", [(640, 480), (300, 900), (4000, 700)])
+def test_labels_stand_at_their_boxes_and_in_the_picture(size):
     item = crowd(*size, count=25)
     figure = plot_detections(item.image, item.boxes, item.labels, item.scores)
     figure.canvas.draw()
     (axes,) = figure.axes
-    frame = axes.get_window_extent().padded(1)
-    extents = [text.get_bbox_patch().get_window_extent() for text in axes.texts]
-    assert len(extents) >= 20
-    for number, extent in enumerate(extents):
+    frame = axes.get_window_extent().padded(2)
+    order = sorted(range(25), key=lambda n: item.scores[n])
+    for text, number in zip(axes.texts, order, strict=True):
+        assert text.get_text() == f"{item.labels[number]} {item.scores[number]:.2f}"
+        left, top, width, _ = item.boxes[number]
+        assert text.get_position() in ((left, top), (left + width, top))
+        extent = text.get_bbox_patch().get_window_extent()
         assert frame.x0 <= extent.x0 < extent.x1 <= frame.x1
         assert frame.y0 <= extent.y0 < extent.y1 <= frame.y1
-        for other in extents[:number]:
-            shared = transforms.Bbox.intersection(extent, other)
-            area = 0 if shared is None else shared.width * shared.height
-            assert area <= 0.12 * extent.width * extent.height
 
 
-def test_the_best_keep_their_labels_where_there_is_no_room():
+def test_the_best_cover_the_others():
     scores = [n / 40 for n in range(40)]
     figure = plot_detections(picture(), [[20, 10, 3, 3]] * 40, ["a class"] * 40, scores)
-    kept = texts(figure.axes[0])
-    assert len(kept) < 20
-    assert kept[0] == "a class 0.97"
+    assert texts(figure.axes[0]) == [f"a class {score:.2f}" for score in scores]
     assert len(drawn(figure.axes[0])) == 40
 
 
@@ -110,7 +106,7 @@ def test_letters_stand_out_from_their_background(colour):
         parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
         return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
 
-    dark, light = sorted(map(luminance, (colour, _readable_on(colour))))
+    dark, light = sorted(map(luminance, (colour, readable_on(colour))))
     assert (light + 0.05) / (dark + 0.05) > 3
 
 
@@ -120,7 +116,7 @@ def test_a_sheet_has_titles_scores_true_boxes_and_a_legend():
     assert len(figure.axes) == 5
     for axes, item in zip(figure.axes, items, strict=True):
         assert axes.get_title() == item.title
-        assert texts(axes) == [f"{score:.2f}" for score in sorted(item.scores, reverse=True)]
+        assert texts(axes) == [f"{score:.2f}" for score in sorted(item.scores)]
         assert [dashed for _, _, dashed in drawn(axes)] == [True] * 3 + [False] * 3
     assert legend(figure) == ["platelet", "cell", "found", "true"]
     lines = figure.legends[0].get_lines()
@@ -141,7 +137,7 @@ def test_the_order_of_classes_gives_the_colours():
             picture(), BOXES[:1], [label], [0.5], classes=["dog", "cow", "cat"]
         )
         assert drawn(figure.axes[0])[0][1] == colour
-    with pytest.raises(ValueError, match="'cat' is none of the classes: dog, cow"):
+    with pytest.raises(ValueError, match="'cat' is not one of the classes: dog, cow"):
         plot_detections(picture(), BOXES[:1], ["cat"], [0.5], classes=["dog", "cow"])
 
 

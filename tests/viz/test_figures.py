@@ -8,7 +8,7 @@ import torch
 
 import irpe
 from irpe import viz
-from irpe.viz.attention import reference_places
+from irpe.viz.attention_maps import reference_places
 
 pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 pytest.importorskip("timm", reason="needs the extra 'timm'")
@@ -150,7 +150,7 @@ def draw_nothing():
             irpe.equip(make_vit(), "cross-bias-k"), [7]
         ),
         "at least one block": lambda: viz.plot_tables(irpe.equip(make_vit(), "cross-bias-k"), []),
-        "2 numbers for 1 resolutions": lambda: viz.plot_cost_curves([224], {"k": [1, 2]}),
+        "2 values for 1 resolutions": lambda: viz.plot_cost_curves([224], {"k": [1, 2]}),
         "for the reference 'plain'": lambda: viz.plot_cost_bars({"k": 1}, {"k": 1}, "plain"),
         "at least one run": lambda: viz.plot_training({}),
     }

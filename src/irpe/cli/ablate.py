@@ -1,7 +1,7 @@
 """`irpe ablate`: which encoding helps on these images, and at what cost."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from irpe.cli.fields import with_fields
 from irpe.cli.train import STOPPED, find_recipe
 from irpe.extras import require
 from irpe.recipes.classification import RECIPES
-from irpe.train.config import ClassifierConfig, RunConfig
+from irpe.train.classification.config import ClassifierConfig
 
 EPILOG = """
 **Examples**
@@ -28,7 +28,7 @@ EPILOG = """
 
 `irpe ablate --row K=product-contextual-k --row shaw=shaw` (rows of your own)
 
-Stopped at any moment, the same command goes on where it was: finished cells are kept.
+Stop at any moment: the same command continues, and finished runs are not repeated.
 """
 
 
@@ -36,20 +36,23 @@ Stopped at any moment, the same command goes on where it was: finished cells are
 def ablate(
     recipe: Annotated[
         str | None,
-        typer.Option(help="The budget of every cell [laptop; with --data laptop_64]."),
+        typer.Option(help="The recipe that every run trains [laptop; with --data laptop_64]."),
     ] = None,
     table: Annotated[
-        int | None, typer.Option(help="Rows of the paper's Table 1, 2, 3 or 4.")
+        int | None, typer.Option(help="Compare the encodings of the paper's Table 1, 2, 3 or 4.")
     ] = None,
-    buckets: Annotated[bool, typer.Option("--buckets", help="Rows of the paper's Fig. 3.")] = False,
+    buckets: Annotated[
+        bool, typer.Option("--buckets", help="Compare numbers of buckets (Fig. 3).")
+    ] = False,
     row: Annotated[
-        list[str] | None, typer.Option(help="NAME=ENCODING[,ABSOLUTE]: a row of your own.")
+        list[str] | None,
+        typer.Option(help="Compare encodings of your own: NAME=ENCODING[,ABSOLUTE]; repeat it."),
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each row.")] = 2,
-    grid: Annotated[int, typer.Option(help="Patches along a side; 0: the recipe's.")] = 0,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Runs and report.")] = Path(
-        "runs/ablation"
-    ),
+    seeds: Annotated[int, typer.Option(help="Runs of each encoding, with different seeds.")] = 2,
+    grid: Annotated[int, typer.Option(help="Patches along a side; 0: as in the recipe.")] = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Folder of the runs and the report.")
+    ] = Path("runs/ablation"),
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
     changes: dict[str, Any] | None = None,
 ) -> None:
@@ -57,33 +60,34 @@ def ablate(
     require("accelerate", "train")
     require("timm", "train")
     require("matplotlib", "viz")
-    from irpe.train.ablate import measure_costs, plan, run_cells
-    from irpe.train.engine import StoppedError
-    from irpe.train.images import open_images
-    from irpe.train.report import make_lines, sentences, write_report
+    from irpe.ablation.cells import measure_row_costs, plan_cells, run_cells
+    from irpe.ablation.report import sentences, write_report
+    from irpe.ablation.statistics import collect_rows
+    from irpe.train.classification.sources import open_images
+    from irpe.train.signals import StoppedError
 
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
     base = _with_grid(find_recipe(recipe, RECIPES).replace(**given), grid)
     title, rows = _choose_rows(table, buckets, row or [])
     data = open_images(base.data, base.root, base.holdout)
-    cells = plan(rows, base, seeds, data, output)
+    cells = plan_cells(rows, base, seeds, data, output)
     console = Console(stderr=True, highlight=False)
     try:
         with LiveTable(cells, console) as live:
-            results = run_cells(cells, data, live)
+            results = run_cells(cells, data, live, live.cell)
     except StoppedError as stop:
         typer.echo(f"{stop}; the same command goes on from there", err=True)
         sys.exit(STOPPED)
     with console.status("measuring what the rows cost"):
-        lines = make_lines(results, measure_costs(cells, len(data[0].classes)))
-    write_report(output / "report", title, lines, cells)
+        found = collect_rows(results, measure_row_costs(cells, len(data[0].classes)))
+    write_report(output / "report", title, found, cells)
     if as_json:
         typer.echo((output / "report" / "results.json").read_text())
         return
     screen = Console(highlight=False, markup=False)
-    screen.print(_final_table(lines))
-    for sentence in sentences(lines):
+    screen.print(_final_table(found))
+    for sentence in sentences(found):
         screen.print(f"- {sentence}")
     screen.print(f"Report: {output / 'report' / 'report.md'}", soft_wrap=True)
 
@@ -98,16 +102,16 @@ class LiveTable:
 
     def __init__(self, cells: Sequence[Any], console: Console) -> None:
         self.cells, self.console = cells, console
-        self.found: dict[tuple[str, int], str] = {}
-        self.progress = Progress(
+        self.top1: dict[str, str] = {}
+        self.bars = Progress(
             TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"),
             TimeRemainingColumn(), console=console,
         )  # fmt: skip
-        self.all = self.progress.add_task("all cells", total=len(cells))
-        self.bar = self.progress.add_task("this cell", total=1)
+        self.all = self.bars.add_task("all cells", total=len(cells))
+        self.this = self.bars.add_task("this cell", total=1)
         self.is_live = console.is_terminal
         self.live = Live(console=console, refresh_per_second=4)
-        self.steps, self.finished = 1, 0
+        self.done = 0
 
     def __enter__(self) -> "LiveTable":
         if self.is_live:
@@ -120,75 +124,81 @@ class LiveTable:
             self._show()
             self.live.stop()
 
-    def begin(self, cell: Any) -> "LiveTable":
-        """A cell begins."""
-        self.progress.reset(self.bar, description=cell.row.name)
-        self.found[cell.row.name, cell.config.seed] = "..."
+    def cell(self, cell: Any) -> "CellBar":
+        """Returns what shows the run of a cell."""
+        self.bars.reset(self.this, description=cell.row.name)
+        self.top1[cell.name] = "..."
         self._show()
-        return self
+        return CellBar(self)
 
-    def end(self, cell: Any, result: Any) -> None:
-        """A cell has ended."""
-        self.finished += 1
-        self.found[cell.row.name, cell.config.seed] = f"{result.top1():.1f}"
-        self.progress.update(self.all, completed=self.finished)
+    def start(self, name: str, total: int, done: int = 0) -> None:
+        """The ablation begins."""
+
+    def step(self, done: int, values: Mapping[str, float]) -> None:
+        """A cell is done."""
+        self.done = done
+        self.bars.update(self.all, completed=done)
+
+    def report(self, name: str, values: Mapping[str, float]) -> None:
+        """Shows what a cell found."""
+        self.top1[name] = f"{values['top1']:.1f}"
         self._show()
         if not self.is_live:
-            self.console.print(
-                f"[{self.finished}/{len(self.cells)}] {cell.row.name}, seed {cell.config.seed}: "
-                f"top-1 {result.top1():.1f}, moved by 1 {result.top1(1):.1f}, by 2 "
-                f"{result.top1(2):.1f}",
-                markup=False,
-            )
+            plain, *shifted = values.values()
+            moved = ", by ".join(f"{n} {score:.1f}" for n, score in enumerate(shifted, 1))
+            line = f"[{self.done}/{len(self.cells)}] {name}: top-1 {plain:.1f}, moved by {moved}"
+            self.console.print(line, markup=False)
 
-    def start(self, config: RunConfig, steps: int, done: int) -> None:
-        """A run begins."""
-        self.steps = steps * config.epochs
-
-    def step(self, done: int, loss: float, num_images: int) -> None:
-        """A step of a run is done."""
-        part = done / self.steps
-        self.progress.update(self.bar, completed=part)
-        self.progress.update(self.all, completed=self.finished + part)
-
-    def epoch(self, row: dict[str, float]) -> None:
-        """An epoch of a run is done."""
+    def show_fraction(self, fraction: float) -> None:
+        """Shows how much of a cell's run is done."""
+        self.bars.update(self.this, completed=fraction)
+        self.bars.update(self.all, completed=self.done + fraction)
 
     def _show(self) -> None:
         if not self.is_live:
             return
         seeds = sorted({cell.config.seed for cell in self.cells})
         table = Table("", *(f"seed {seed}" for seed in seeds), box=None, title="top-1 (%)")
-        for name in dict.fromkeys(cell.row.name for cell in self.cells):
-            table.add_row(name, *(self.found.get((name, seed), "") for seed in seeds))
-        self.live.update(Group(table, self.progress))
+        for row in dict.fromkeys(cell.row.name for cell in self.cells):
+            names = [cell.name for cell in self.cells if cell.row.name == row]
+            table.add_row(row, *(self.top1.get(name, "") for name in names))
+        self.live.update(Group(table, self.bars))
+
+
+class CellBar:
+    """The bar of the cell that runs, in a live table.
+
+    Args:
+        table: The table.
+    """
+
+    def __init__(self, table: LiveTable) -> None:
+        self.table, self.total = table, 1
+
+    def start(self, name: str, total: int, done: int = 0) -> None:
+        """The run begins."""
+        self.total = total
+
+    def step(self, done: int, values: Mapping[str, float]) -> None:
+        """A step of the run is done."""
+        self.table.show_fraction(done / self.total)
+
+    def report(self, name: str, values: Mapping[str, float]) -> None:
+        """Shows nothing of an epoch."""
 
 
 def _choose_rows(table: int | None, buckets: bool, own: list[str]) -> tuple[str, list[Any]]:
-    from irpe.recipes.ablation import TABLES, default_rows
-    from irpe.recipes.ablation import buckets as bucket_rows
+    from irpe.ablation.rows import bucket_rows, default_rows, parse_row, table_rows
 
     if sum([table is not None, buckets, bool(own)]) > 1:
-        raise ValueError("--table, --buckets and --row exclude one another")
+        raise ValueError("--table, --buckets and --row cannot be combined")
     if own:
-        return "Ablation", [_parse_row(text) for text in own]
+        return "Ablation", [parse_row(text) for text in own]
     if buckets:
         return "Number of buckets (the paper's Fig. 3)", bucket_rows()
     if table is None:
         return "Ablation", default_rows()
-    if table not in TABLES:
-        raise ValueError(f"--table {table} is not one of {', '.join(map(str, TABLES))}")
-    return f"The rows of the paper's Table {table}", TABLES[table]()
-
-
-def _parse_row(text: str) -> Any:
-    from irpe.train.ablate import Row
-
-    name, equals, rest = text.partition("=")
-    encoding, _, absolute = rest.partition(",")
-    if not (name and equals and encoding):
-        raise ValueError(f"--row {text!r} is not of the form NAME=ENCODING[,keep|none|sinusoid]")
-    return Row(name, encoding, absolute or "none")
+    return f"The rows of the paper's Table {table}", table_rows(table)
 
 
 def _with_grid(config: ClassifierConfig, grid: int) -> ClassifierConfig:
@@ -203,16 +213,16 @@ def _with_grid(config: ClassifierConfig, grid: int) -> ClassifierConfig:
     return config.replace(model_args={**config.model_args, "patch_size": patch})
 
 
-def _final_table(lines: Sequence[Any]) -> Table:
+def _final_table(rows: Sequence[Any]) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("", "top-1", "moved 1", "moved 2", "parameters", "MACs", "step"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    cheapest = min(line.cost.step for line in lines)
-    for line in lines:
-        scores = [f"{line.mean(m):.1f}±{line.spread(m):.1f}" for m in range(3)]
-        cost = line.cost
+    cheapest = min(row.cost.step for row in rows)
+    for row in rows:
+        scores = [f"{row.mean(s):.1f}±{row.spread(s):.1f}" for s in range(3)]
+        cost = row.cost
         table.add_row(
-            line.row, *scores, f"{cost.parameters:,}", f"{cost.macs / 1e6:.1f}M",
+            row.name, *scores, f"{cost.parameters:,}", f"{cost.macs / 1e6:.1f}M",
             f"{cost.step / cheapest:.2f}x",
         )  # fmt: skip
     return table

@@ -1,16 +1,17 @@
 """`irpe eval`: the score of a run, of an equipped model, or of a published checkpoint."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from irpe.cli.evaluate_boxes import describe_detector, evaluate_boxes, is_detector
+from irpe.cli.evaluate_boxes import config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.load import load_model
 from irpe.extras import require
-from irpe.train.config import RUN_FILE, ClassifierConfig, Config, DetectorConfig
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.config import RUN_FILE
+from irpe.train.detection.config import DetectorConfig
 
 EPILOG = """
 **Examples**
@@ -28,33 +29,35 @@ EPILOG = """
 
 
 def evaluate(
-    path: Annotated[Path, typer.Argument(help="A run, an equipped model, or a published file.")],
+    path: Annotated[Path, typer.Argument(help="A run, an equipped model, or the authors' file.")],
     data: Annotated[
         str | None, typer.Option(help="The images, as in irpe train [those of the run].")
     ] = None,
-    root: Annotated[str | None, typer.Option(help="Where a data set with a name is kept.")] = None,
+    root: Annotated[str | None, typer.Option(help="Where a dataset with a name is stored.")] = None,
     split: Annotated[
-        str | None, typer.Option(help="Detectors: the images [those the run evaluates on].")
+        str | None,
+        typer.Option(help="Detectors: the split [the one the run evaluates on]."),
     ] = None,
-    draw: Annotated[int, typer.Option(help="Detectors: save pictures of so many images.")] = 0,
+    draw: Annotated[int, typer.Option(help="Detectors: draw this many images with boxes.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Detectors: where to [PATH/eval].")
+        Path | None,
+        typer.Option("--output", "-o", help="Detectors: folder of results [PATH/eval]."),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Images at a time [256; detectors 4].")
+        int | None, typer.Option(help="Images per forward pass [256; detectors 4].")
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that read images.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes that load images.")] = 0,
     precision: Annotated[str, typer.Option(help="Mixed precision: no, bf16 or fp16.")] = "no",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Top-1 and top-5 of a classifier, average precision of a detector."""
     require("accelerate", "train")
     require("timm", "train")
-    from irpe.cli.monitor import track
-    from irpe.train.engine import make_accelerator
-    from irpe.train.evaluate import check_broken
-    from irpe.train.evaluate import evaluate as score_of
-    from irpe.train.loading import eval_images
+    from irpe.cli.bars import ProgressBar
+    from irpe.train.classification.scores import check_broken
+    from irpe.train.classification.scores import evaluate as score_of
+    from irpe.train.classification.transforms import eval_images
+    from irpe.train.processes import make_accelerator
 
     if (batch_size is not None and batch_size < 1) or workers < 0 or draw < 0:
         raise ValueError(
@@ -76,14 +79,22 @@ def evaluate(
         config = config.replace(data=data, root=root, holdout=0.0)
     source = open_val(config, model, is_own=data is None)
     model, images = model.to(accelerator.device), eval_images(source, config)
-    score = score_of(model, images, accelerator, batch_size or 256, workers, track)
+    with ProgressBar() as bar:
+        score = score_of(model, images, accelerator, batch_size or 256, workers, bar)
     check_broken(score, config.max_broken, config.data)
     if not accelerator.is_main_process:
         return
     if as_json:
-        typer.echo(
-            json.dumps({"path": str(path), "data": config.data, **dataclasses.asdict(score)})
-        )
+        values = {
+            "path": str(path),
+            "data": config.data,
+            "top1": score.top1,
+            "top5": score.top5,
+            "loss": score.loss,
+            "num_images": score.num_images,
+            "num_broken": score.num_broken,
+        }
+        typer.echo(json.dumps(values))
         return
     broken = f", {score.num_broken} unreadable left out" if score.num_broken else ""
     typer.echo(
@@ -92,7 +103,7 @@ def evaluate(
     )
 
 
-def _load(path: Path) -> tuple[Any, Config]:
+def _load(path: Path) -> tuple[Any, ClassifierConfig | DetectorConfig]:
     """Returns a model, and how images are prepared for it."""
     import irpe
     from irpe.train.runs import MODEL, read_config
@@ -103,7 +114,7 @@ def _load(path: Path) -> tuple[Any, Config]:
     if (path / RUN_FILE).is_file():
         return model, read_config(path)
     if is_detector(model):
-        return model, describe_detector(model)
+        return model, config_of_detector(model)
     prepared: Any = model.pretrained_cfg
     tag = prepared.get("tag")
     config = ClassifierConfig(
@@ -117,8 +128,8 @@ def _load(path: Path) -> tuple[Any, Config]:
 
 
 def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
-    """Returns the validation images; those of a run's own data count the classes it trained."""
-    from irpe.train.images import open_images, open_split
+    """Returns the validation images; a run's own data has the classes that it was trained on."""
+    from irpe.train.classification.sources import open_images, open_split
 
     if not config.data:
         raise ValueError("--data is missing: the images to evaluate on")

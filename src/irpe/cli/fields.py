@@ -9,15 +9,10 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from irpe.train.config import ClassifierConfig, DetectorConfig, RunConfig
+from irpe.train.config import RunConfig
 
 _PLAIN = (str, int, float, bool)
-_OPTIONAL = {"initial", "root"}  # "none" takes them away
-_PANELS = {
-    RunConfig: "Fields of every recipe",
-    ClassifierConfig: "Fields of recipes for classifiers",
-    DetectorConfig: "Fields of recipes for detectors",
-}
+_OPTIONAL = {"initial", "root"}  # "none" unsets them
 
 
 Command = Callable[..., None]
@@ -73,7 +68,8 @@ def _option(config: type[RunConfig], field: "dataclasses.Field[Any]") -> inspect
     kind = hint if hint in _PLAIN else str
     name = "--" + field.name.replace("_", "-")
     flags = [f"{name}/--no-{name[2:]}"] if kind is bool else [name]
-    option = typer.Option(*flags, help=field.metadata["help"], rich_help_panel=_PANELS[config])
+    panel = "Settings of every recipe" if config is RunConfig else f"Settings of {config.task}"
+    option = typer.Option(*flags, help=field.metadata["help"], rich_help_panel=panel)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
@@ -86,7 +82,7 @@ def _read_json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"model_args {text!r} is no JSON: {error}") from error
+        raise ValueError(f"model_args {text!r} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"model_args {text!r} must be a JSON object, as in '{{\"depth\": 6}}'")
     return value

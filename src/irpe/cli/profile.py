@@ -1,20 +1,20 @@
 """`irpe profile`: what encodings cost, in parameters, MACs, time and memory."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from irpe.cli.report import Format, Report
-from irpe.files import check_place, write_text
-from irpe.profile.cost import COMPARED, Cost, OnStep, measure_costs
-from irpe.profile.paper import PUBLISHED, Comparison, compare_with_paper
+from irpe.cli.bars import ProgressBar
+from irpe.cli.formats import Format, Report
+from irpe.files import check_writable, write_text
+from irpe.profile.cost import COMPARED, EncodingCost, measure_costs
 from irpe.profile.resolutions import ExtraMacs, extra_macs_by_resolution
+
+if TYPE_CHECKING:
+    from irpe.profile.comparison import Comparison
 
 _MODEL, _ENCODING, _BATCH, _ROUNDS = "deit_small_patch16_224", "product-contextual-k", 1, 10
 
@@ -51,12 +51,15 @@ def profile(
 ) -> None:
     """Parameters, MACs, time and memory of a model with encodings."""
     if output is not None:
-        check_place(output)
+        check_writable(output)
     measured = {"--resolution": resolution, "--batch": batch, "--rounds": rounds}
     if paper:
         others = {"MODEL": model, "--encoding": encoding, "--resolutions": resolutions}
         _refuse("--paper", {**others, "--compare": compare or None, **measured})
-        report = _paper_report()
+        from irpe.profile.comparison import compare_with_paper
+
+        with ProgressBar() as bar:
+            report = paper_report(compare_with_paper(progress=bar))
     elif resolutions is not None:
         _refuse("--resolutions", {"--compare": compare or None, **measured})
         sizes = parse_sizes(resolutions)
@@ -83,7 +86,7 @@ def profile(
 def _refuse(option: str, others: dict[str, object]) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
-        raise ValueError(f"{option} goes without {', '.join(given)}: leave one of them out")
+        raise ValueError(f"{option} cannot be combined with {', '.join(given)}")
 
 
 def _single(encodings: list[str] | None) -> str:
@@ -100,35 +103,11 @@ def parse_sizes(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-@contextmanager
-def _progress(total: int) -> Generator[OnStep]:
-    """Shows a bar on stderr while something is measured, and nothing afterwards."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
-    screen = Console(stderr=True)
-    with Progress(
-        *columns,
-        TimeElapsedColumn(),
-        console=screen,
-        transient=True,
-        disable=not screen.is_terminal,
-    ) as bar:
-        task = bar.add_task("", total=total)
-        started = 0
-
-        def step(name: str) -> None:
-            nonlocal started
-            bar.update(task, description=name, completed=started)
-            started += 1
-
-        yield step
-
-
-def _paper_report() -> Report:
-    with _progress(len(PUBLISHED)) as on_step:
-        rows = compare_with_paper(on_step)
+def paper_report(rows: "Sequence[Comparison]") -> Report:
+    """Returns what the paper reports beside what is counted, as a report."""
     reasons = list(dict.fromkeys(reason for row in rows for reason in row.reasons))
 
-    def cells(row: Comparison) -> list[str]:
+    def cells(row: "Comparison") -> list[str]:
         p = row.published
         marks = ",".join(str(reasons.index(reason) + 1) for reason in row.reasons)
         return [
@@ -150,8 +129,8 @@ def _paper_report() -> Report:
 
 
 def _resolutions_report(model: str, encoding: str, sizes: list[int]) -> Report:
-    with _progress(len(sizes)) as on_step:
-        rows = extra_macs_by_resolution(model, encoding, sizes, on_step)
+    with ProgressBar() as bar:
+        rows = extra_macs_by_resolution(model, encoding, sizes, bar)
 
     def cells(row: ExtraMacs) -> list[str]:
         extra = [
@@ -177,9 +156,9 @@ def _cost_report(
 ) -> Report:
     refused: dict[str, str] = {}
     is_list = len(encodings) > 1  # one encoding that does not fit is an error, of several a note
-    with _progress(1 + len(encodings) * (2 if rounds else 1)) as on_step:
+    with ProgressBar() as bar:
         rows = measure_costs(
-            model, encodings, resolution, batch, rounds, on_step, refused if is_list else None
+            model, encodings, resolution, batch, rounds, bar, refused if is_list else None
         )
     if is_list and len(refused) == len(encodings):
         raise ValueError(next(iter(refused.values())))
@@ -204,7 +183,7 @@ def _cost_report(
     return Report(title, headings, [_cost_cells(row) for row in rows], notes, rows, conditions)
 
 
-def _cost_cells(row: Cost) -> list[str]:
+def _cost_cells(row: EncodingCost) -> list[str]:
     cells = [
         row.encoding, f"{row.parameters / 1e6:.3f}", f"{row.macs / 1e6:.0f}",
         f"{row.extra_macs / 1e6:.1f}", f"{row.formula_macs / 1e6:.1f}",

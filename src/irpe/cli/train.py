@@ -1,6 +1,5 @@
 """`irpe train`: trains a recipe, or goes on with a run."""
 
-import difflib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -12,9 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from irpe.cli.fields import with_fields
+from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.recipes import RECIPES
-from irpe.train.config import ClassifierConfig, Config, DetectorConfig
+from irpe.train.config import RunConfig
+from irpe.train.detection.config import DetectorConfig
+from irpe.train.task import CONFIGS
 
 C = TypeVar("C")
 STOPPED = 143  # what a shell reports for a program that SIGTERM ended
@@ -30,13 +32,13 @@ EPILOG = """
 
 `torchrun --nproc_per_node 8 -m irpe train deit_small --data IMAGENET` (many devices)
 
-`irpe train detr_small --data FOLDER --encoding product-contextual-k@2.0` (find objects)
+`irpe train detr_small --data FOLDER --encoding product-contextual-k@2.0` (detect objects)
 
 `irpe train --resume runs/laptop` (go on where it stopped)
 """
 
 
-@with_fields(ClassifierConfig, DetectorConfig)
+@with_fields(*CONFIGS.values())
 def train(
     recipe: Annotated[str | None, typer.Argument(help="The recipe; see --list.")] = None,
     output: Annotated[
@@ -56,7 +58,7 @@ def train(
         from irpe.train.runs import read_config
 
         if recipe or changes or output:
-            raise ValueError("--resume takes everything from the run: give nothing beside it")
+            raise ValueError("--resume cannot be combined with a recipe or other options")
         _run(read_config(resume), resume, is_new=False)
         return
     config = find_recipe(recipe, RECIPES).replace(**(changes or {}))
@@ -67,58 +69,42 @@ def train(
 def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
     """Returns the configuration of a recipe."""
     if name is None:
-        raise ValueError(f"name a recipe: {', '.join(recipes)}; irpe train --list tells of them")
-    if name not in recipes:
-        near = difflib.get_close_matches(name, recipes, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise ValueError(f"recipe {name!r} is not one of {', '.join(recipes)}{hint}")
+        raise ValueError(f"name a recipe: {', '.join(recipes)}; irpe train --list describes them")
+    check_choice("recipe", name, recipes)
     return recipes[name]()
 
 
-def _run(config: Config, directory: Path, is_new: bool) -> None:
-    from irpe.cli.monitor import ProgressMonitor
-    from irpe.train.engine import StoppedError, fit, make_accelerator
+def _run(config: RunConfig, directory: Path, is_new: bool) -> None:
+    from irpe.cli.bars import ProgressBar
+    from irpe.train.checkpoint import load_checkpoint
+    from irpe.train.engine import fit
+    from irpe.train.processes import make_accelerator
     from irpe.train.runs import CHECKPOINT
+    from irpe.train.signals import StoppedError
+    from irpe.train.task import open_task
 
     accelerator = make_accelerator(config.precision)
-    is_shown = accelerator.is_main_process
+    is_shown, checkpoint = accelerator.is_main_process, directory / CHECKPOINT
     if is_new and is_shown and any(directory.glob("[!.]*")):
         raise ValueError(
             f"{directory} is not empty: go on with --resume {directory}, or choose another --output"
         )
-    with accelerator.local_main_process_first():  # which may fetch data or make feature maps
-        task = _open_task(config, directory / CHECKPOINT, is_shown)
+    if isinstance(config, DetectorConfig):
+        require("transformers", "transformers")
     try:
-        with ProgressMonitor(is_shown) as monitor:
-            fit(task, directory, monitor, accelerator)
+        with ProgressBar() as bar:
+            with accelerator.local_main_process_first():  # it may download or compute features
+                weights = load_checkpoint(checkpoint)["model"] if checkpoint.exists() else None
+                task = open_task(config, bar, weights)
+            for note in task.notes if is_shown else ():
+                typer.echo(note, err=True)
+            fit(task, directory, accelerator, bar)
     except StoppedError as stop:
         if is_shown:
             typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
         sys.exit(STOPPED)
     if is_shown:
         typer.echo(f"trained model in {directory / 'model'}, table of epochs in metrics.csv")
-
-
-def _open_task(config: Config, checkpoint: Path, is_shown: bool) -> Any:
-    """Returns what a configuration is to learn, with its data; a checkpoint has the weights."""
-    if isinstance(config, DetectorConfig):
-        require("transformers", "transformers")
-        from irpe.cli.monitor import track
-        from irpe.train.checkpoint import load_checkpoint
-        from irpe.train.detect import open_detection
-
-        weights = load_checkpoint(checkpoint)["model"] if checkpoint.exists() else None
-        task = open_detection(config, track, weights)
-        for split, source in {config.train_split: task.train, config.val_split: task.val}.items():
-            if is_shown and source.num_dropped:
-                typer.echo(f"{split}: {source.num_dropped} invalid boxes are left out", err=True)
-        return task
-    if checkpoint.exists():
-        config = config.replace(initial=None)
-    from irpe.train.classify import Classification
-    from irpe.train.images import open_images
-
-    return Classification(config, *open_images(config.data, config.root, config.holdout))
 
 
 def _print_recipes() -> None:

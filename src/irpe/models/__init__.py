@@ -1,4 +1,4 @@
-"""Named models. Importing this tells timm the names that the paper's authors gave theirs."""
+"""Named models. Importing this registers the names of the paper's authors with timm."""
 
 import importlib
 

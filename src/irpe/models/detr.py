@@ -11,7 +11,7 @@ from irpe.extras import require
 
 _NAME = re.compile(r"rpe-(\d+(?:\.\d+)?)-(product|cross)-(ctx|bias)-([01])-([qkv]+)")
 _MODES = {"ctx": "contextual", "bias": "bias"}
-_NUM_LABELS = 91  # COCO's numbers of categories; one more stands for no object
+_NUM_LABELS = 91  # COCO's category ids; one more stands for no object
 
 # From the original release to transformers, in this order.
 _RENAMES = [

@@ -33,12 +33,12 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     tensors: Any = content.get("model") if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not tensors:
         raise ValueError(
-            f"{path} is no checkpoint of the authors' code, which has its tensors under 'model'"
+            f"{path} is not a checkpoint of the authors' code, which has its tensors under 'model'"
         )
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
             raise ValueError(
-                f"{path} is no checkpoint of the authors' code: {name!r} names no tensor"
+                f"{path} is not a checkpoint of the authors' code: {name!r} is not a tensor"
             )
     return tensors
 
@@ -77,7 +77,7 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> nn.Module:
 def _convert_tables(
     tensors: dict[str, Tensor], name: str, attention: nn.Module, path: Path
 ) -> None:
-    """Puts our tables of one attention in the place of theirs."""
+    """Replaces their tables of one attention by ours."""
     encoding = encoding_of(attention)
     spec = encoding.spec
     if spec.method not in _INSIDE:
@@ -92,7 +92,9 @@ def _convert_tables(
             raise ValueError(f"{path} has no tensor {key}, which {spec} needs")
         table = tensors.pop(key)
         if table.ndim != (2 if kind == "bias" else 3):
-            raise ValueError(f"{path} has {tuple(table.shape)} numbers as {key}, which is no table")
+            raise ValueError(
+                f"{path}: {key} has shape {tuple(table.shape)}, which is not that of a table"
+            )
         return table
 
     for number, inside in enumerate(_INSIDE[spec.method]):

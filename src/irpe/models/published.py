@@ -32,7 +32,7 @@ def _create(name: str) -> nn.Module:
     spec = parse_detr_name(name)
     if spec is None:
         raise ValueError(
-            f"{name!r} is no model that the authors published: pass as model= (--model) one of "
+            f"{name!r} is not a model that the authors published: pass as model= (--model) one of "
             f"{', '.join(DEITS)}, rpe-1.9-product-ctx-1-k, rpe-2.0-product-ctx-1-k"
         )
     return build_detr(spec)

@@ -1,6 +1,5 @@
 """What a model of timm costs with an encoding: parameters, MACs, time and memory."""
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,13 +9,14 @@ import torch
 from torch import nn
 
 from irpe.adapters.equip import equip
+from irpe.core.choices import did_you_mean
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.formulas import extra_macs, recorded_calls
 from irpe.profile.measure import interleaved, peak_memory
+from irpe.progress import NO_PROGRESS, Progress, track
 
-OnStep = Callable[[str], object]  # is told what is about to be done
 COMPARED = (
     "product-bias-k", "product-contextual-k", "product-contextual-qk", "product-contextual-qkv",
     "cross-contextual-k", "euclidean-contextual-k", "quantization-contextual-k", "shaw", "huang",
@@ -29,7 +29,7 @@ class Count:
     """What can be counted, for one image.
 
     Args:
-        parameters: The numbers that the model learns.
+        parameters: The number of learned parameters.
         macs: Its multiply-accumulates, counted on the operations of a forward pass.
         formula_macs: Those of the encoding alone, by the closed formulas.
     """
@@ -40,14 +40,14 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Cost:
+class EncodingCost:
     """A model with an encoding, beside the same model without one.
 
     Args:
         model: The name of the model.
         encoding: The text of the encoding; "none" for the plain model.
         resolution: The height and width of the images.
-        parameters: The numbers that the model learns.
+        parameters: The number of learned parameters.
         extra_parameters: How many more than the plain model; fewer if negative.
         macs: Multiply-accumulates for one image, counted.
         extra_macs: How many more than the plain model.
@@ -96,8 +96,7 @@ def input_size(model: str) -> tuple[int, int, int]:
     timm: Any = require("timm", "timm")
     names = timm.list_models()
     if model not in names:
-        near = difflib.get_close_matches(model, names, n=3)
-        hint = f"; did you mean {', '.join(near)}?" if near else ""
+        hint = did_you_mean(model, names)
         raise ValueError(f"model {model!r} is not one of timm's {len(names)} models{hint}")
     return tuple(timm.get_pretrained_cfg(model).input_size)
 
@@ -128,9 +127,9 @@ def measure_costs(
     resolution: int | None = None,
     batch: int = 1,
     rounds: int = 10,
-    on_step: OnStep = lambda _: None,
+    progress: Progress = NO_PROGRESS,
     refused: dict[str, str] | None = None,
-) -> list[Cost]:
+) -> list[EncodingCost]:
     """Returns what a model costs without an encoding and with each of these.
 
     Everything is counted before anything is timed, so that errors come early.
@@ -141,44 +140,40 @@ def measure_costs(
         resolution: The height and width of the images; `None` takes the model's own.
         batch: How many images are timed at once.
         rounds: How often each model is timed; 0 counts only.
-        on_step: Called before each step, 1 + len(encodings) times, and as often again but for one
-            if times are measured.
-        refused: Where to note the encodings that the model cannot have, and why, instead of raising
-            the error.
+        progress: Is told how the counting and then the timing goes.
+        refused: Collects the encodings that the model cannot have, and why; `None` raises the
+            error instead.
     """
     if batch < 1 or rounds < 0:
         raise ValueError(f"batch = {batch}, rounds = {rounds}: at least 1 and 0 are needed")
     encodings = [encoding for encoding in encodings if encoding != "none"]
     for encoding in encodings:
-        parse_encoding(encoding)  # typos come to light before anything is measured
+        parse_encoding(encoding)  # typos are errors before anything is measured
     size = input_size(model)[-1] if resolution is None else resolution
-    on_step("counting: none")
     counted = count(model, "none", size)
-    plain = Cost(model, "none", size, counted.parameters, 0, counted.macs, 0, 0)
-    costs: list[Cost] = []
-    for encoding in encodings:
-        on_step(f"counting: {encoding}")
+    plain = EncodingCost(model, "none", size, counted.parameters, 0, counted.macs, 0, 0)
+    costs: list[EncodingCost] = []
+    for encoding in track(progress, encodings, len(encodings), "counting"):
         try:
             costs.append(_counted_cost(plain, encoding))
         except ValueError as error:
             if refused is None:
                 raise
             refused[encoding] = str(error)
-    return [plain, *costs] if not rounds else _timed(plain, costs, batch, rounds, on_step)
+    return [plain, *costs] if not rounds else _timed(plain, costs, batch, rounds, progress)
 
 
-def _timed(plain: Cost, costs: list[Cost], batch: int, rounds: int, on_step: OnStep) -> list[Cost]:
+def _timed(
+    plain: EncodingCost, costs: list[EncodingCost], batch: int, rounds: int, progress: Progress
+) -> list[EncodingCost]:
     measured = _Measured(plain, batch, rounds)
-    timed: list[Cost] = []
-    for cost in costs:
-        on_step(f"timing: {cost.encoding}")
-        timed.append(measured.beside(cost))
+    timed = [measured.beside(cost) for cost in track(progress, costs, len(costs), "timing")]
     return [measured.plain_cost(), *timed]
 
 
-def _counted_cost(plain: Cost, encoding: str) -> Cost:
+def _counted_cost(plain: EncodingCost, encoding: str) -> EncodingCost:
     counted = count(plain.model, encoding, plain.resolution)
-    return Cost(
+    return EncodingCost(
         model=plain.model,
         encoding=encoding,
         resolution=plain.resolution,
@@ -199,7 +194,7 @@ class _Measured:
         rounds: How often each model is timed.
     """
 
-    def __init__(self, plain: Cost, batch: int, rounds: int) -> None:
+    def __init__(self, plain: EncodingCost, batch: int, rounds: int) -> None:
         channels = input_size(plain.model)[0]
         shape = batch, channels, plain.resolution, plain.resolution
         self.images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
@@ -209,7 +204,7 @@ class _Measured:
         self.memory = peak_memory(self.run)
         self.seconds = float("inf")
 
-    def beside(self, cost: Cost) -> Cost:
+    def beside(self, cost: EncodingCost) -> EncodingCost:
         """Returns the cost with time and memory, both models taking turns."""
         run = self._runner(cost.encoding)
         best = interleaved({"plain": self.run, "encoded": run}, self.rounds)
@@ -223,7 +218,7 @@ class _Measured:
             extra_memory=memory - self.memory,
         )
 
-    def plain_cost(self) -> Cost:
+    def plain_cost(self) -> EncodingCost:
         """Returns the cost of the plain model with its best time."""
         if self.seconds == float("inf"):
             self.seconds = interleaved({"plain": self.run}, self.rounds)["plain"]

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Returns how many numbers a model learns."""
+    """Returns the number of learned parameters of a model."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 

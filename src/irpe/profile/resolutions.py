@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from irpe.nn.encoding import RelativePositionEncoding
-from irpe.profile.cost import OnStep, count, create, input_size
+from irpe.profile.cost import count, create, input_size
 from irpe.profile.count import count_macs
 from irpe.profile.formulas import Call, recorded_calls
+from irpe.progress import NO_PROGRESS, Progress, track
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def extra_macs_by_resolution(
     model: str,
     encoding: str,
     resolutions: Sequence[int],
-    on_step: OnStep = lambda _: None,
+    progress: Progress = NO_PROGRESS,
 ) -> list[ExtraMacs]:
     """Returns the extra MACs of both forms at each resolution, counted and not computed.
 
@@ -50,18 +51,17 @@ def extra_macs_by_resolution(
         model: The name of the model in timm.
         encoding: The text of an encoding of attentions.
         resolutions: Heights and widths of square images.
-        on_step: Called with each resolution before its turn.
+        progress: Is told how far it is.
     """
     rows: list[ExtraMacs] = []
-    for resolution in resolutions:
-        on_step(f"{resolution} x {resolution}")
+    for resolution in track(progress, resolutions, len(resolutions), "counting"):
         plain = count(model, "none", resolution).macs
         encoded = count(model, encoding, resolution).macs
         calls = _calls(model, encoding, resolution)
         if not calls:
             raise ValueError(
-                f"encoding {encoding!r} has no direct form to compare with: it gives no attention "
-                "an encoding; use for example product-contextual-k"
+                f"encoding {encoding!r} has no direct form to compare with: it is not an "
+                "encoding of attentions; use for example product-contextual-k"
             )
         rows.append(
             ExtraMacs(

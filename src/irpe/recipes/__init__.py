@@ -3,6 +3,10 @@
 from collections.abc import Callable, Mapping
 
 from irpe.recipes import classification, detection
-from irpe.train.config import Config
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.detection.config import DetectorConfig
 
-RECIPES: Mapping[str, Callable[[], Config]] = {**classification.RECIPES, **detection.RECIPES}
+RECIPES: Mapping[str, Callable[[], ClassifierConfig | DetectorConfig]] = {
+    **classification.RECIPES,
+    **detection.RECIPES,
+}

@@ -6,7 +6,7 @@ paper's: they have not been reproduced here.
 
 from collections.abc import Callable
 
-from irpe.train.config import ClassifierConfig
+from irpe.train.classification.config import ClassifierConfig
 
 
 def _deit(size: str) -> ClassifierConfig:
@@ -26,7 +26,7 @@ def _deit(size: str) -> ClassifierConfig:
         erasing=0.25,
         mixup=0.8,
         cutmix=1.0,
-        repeats=3,
+        aug_repeats=3,
         workers=8,
     )
 
@@ -65,7 +65,7 @@ def deit_base() -> ClassifierConfig:
 
 
 def swin_tiny() -> ClassifierConfig:
-    """Swin-T on ImageNet, contextual QKV in the place of its own bias.
+    """Swin-T on ImageNet, contextual QKV in place of its own bias.
 
     Command: torchrun --nproc_per_node 8 -m irpe train swin_tiny --data IMAGENET --precision bf16
     Cost: 300 epochs of ImageNet, days on 8 GPUs.
@@ -77,7 +77,7 @@ def swin_tiny() -> ClassifierConfig:
         builtin_bias="drop",
         warmup_epochs=20,
         drop_path=0.2,
-        repeats=1,
+        aug_repeats=1,
         clip_grad=5.0,
         crop=0.9,
     )
@@ -91,7 +91,7 @@ def cars() -> ClassifierConfig:
     Score: in the paper 92.1 without an encoding, 93.4 with K.
     """
     return _deit("base").replace(
-        encoding="product-contextual-k", batch_size=256, lr=2.5e-4, repeats=1, workers=4
+        encoding="product-contextual-k", batch_size=256, lr=2.5e-4, aug_repeats=1, workers=4
     )
 
 

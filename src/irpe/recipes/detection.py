@@ -1,123 +1,102 @@
-"""Recipes for DETR: the rows of the paper's Table 6, and a small one for a laptop.
+"""Recipes for DETR: the paper's Table 6, and a small one for a laptop.
 
 Each docstring gives the command, the cost and the score to expect. Scores "in the paper" are the
 paper's: they have not been reproduced here.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
-from irpe.train.config import DetectorConfig
-
-
-def _table_6(**changes: Any) -> DetectorConfig:
-    config = DetectorConfig(
-        backbone="resnet50.tv_in1k",
-        epochs=150,
-        last_epochs=50,
-        batch_size=16,
-        lr=1e-4,
-        backbone_lr=1e-5,
-        warmup_epochs=0,
-        weight_decay=1e-4,
-        clip_grad=0.1,
-        workers=4,
-    )
-    return config.replace(**changes)
+from irpe.train.detection.config import DetectorConfig
 
 
-def detr_r50() -> DetectorConfig:
-    """DETR with a ResNet-50 on COCO, 150 epochs: the paper's Table 6, row 1.
+@dataclass(frozen=True)
+class _Detector:
+    """A table row of Table 6: DETR with a ResNet-50, trained on COCO.
 
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50 --data COCO
-    Cost: 150 epochs of COCO, days on 8 GPUs.
-    Score: AP 39.5 in the paper.
+    Args:
+        name: What it is called here.
+        what: What distinguishes it.
+        encoding: The text of the relative encoding, or "none".
+        absolute: What becomes of DETR's sinusoid, as in `irpe.equip`.
+        epochs: How long it is trained.
+        ap: The average precision that the paper reports.
     """
-    return _table_6()
+
+    name: str
+    what: str
+    encoding: str
+    absolute: str
+    epochs: int
+    ap: float
 
 
-def detr_r50_none() -> DetectorConfig:
-    """No position encoding but for the object queries (row 2).
+_TABLE_6 = (
+    _Detector("detr_r50", "DETR with a ResNet-50 on COCO", "none", "keep", 150, 39.5),
+    _Detector(
+        "detr_r50_none", "No position encoding but for the object queries", "none", "none", 150,
+        30.4,
+    ),
+    _Detector(
+        "detr_r50_bias", "A bias of 9 x 9 buckets beside the sinusoid", "product-bias-k@2.0",
+        "keep", 150, 40.6,
+    ),
+    _Detector(
+        "detr_r50_k_none", "Contextual, 9 x 9 buckets, in place of the sinusoid",
+        "product-contextual-k@2.0", "none", 150, 38.7,
+    ),
+    _Detector(
+        "detr_r50_k_clip", "Contextual, 9 x 9 buckets of the clip function, beside the sinusoid",
+        "product-contextual-k@clip4", "keep", 150, 40.4,
+    ),
+    _Detector(
+        "detr_r50_k", "Contextual, 9 x 9 buckets, beside the sinusoid",
+        "product-contextual-k@2.0", "keep", 150, 40.8,
+    ),
+    _Detector(
+        "detr_r50_k_15", "Contextual, 15 x 15 buckets, beside the sinusoid",
+        "product-contextual-k@3.5", "keep", 150, 40.8,
+    ),
+    _Detector("detr_r50_300", "DETR with a ResNet-50 on COCO", "none", "keep", 300, 40.6),
+    _Detector(
+        "detr_r50_300_k", "Contextual, 9 x 9 buckets, beside the sinusoid",
+        "product-contextual-k@2.0", "keep", 300, 42.3,
+    ),
+)  # fmt: skip
 
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50_none --data COCO
-    Cost: as detr_r50.
-    Score: AP 30.4 in the paper.
+
+def _paper_recipe(row: int, detector: _Detector) -> Callable[[], DetectorConfig]:
+    """Returns the recipe of a table row of Table 6: the learning rate drops for the last third."""
+
+    def recipe() -> DetectorConfig:
+        return DetectorConfig(
+            backbone="resnet50.tv_in1k",
+            encoding=detector.encoding,
+            absolute=detector.absolute,
+            epochs=detector.epochs,
+            low_lr_epochs=detector.epochs // 3,
+            batch_size=16,
+            lr=1e-4,
+            backbone_lr=1e-5,
+            warmup_epochs=0,
+            weight_decay=1e-4,
+            clip_grad=0.1,
+            workers=4,
+        )
+
+    duration = "days" if detector.epochs < 300 else "a week"
+    recipe.__name__ = recipe.__qualname__ = detector.name
+    recipe.__doc__ = f"""{detector.what}, {detector.epochs} epochs: the paper's Table 6, row {row}.
+
+    Command: torchrun --nproc_per_node 8 -m irpe train {detector.name} --data COCO
+    Cost: {detector.epochs} epochs of COCO, {duration} on 8 GPUs.
+    Score: AP {detector.ap} in the paper.
     """
-    return _table_6(absolute="none")
-
-
-def detr_r50_bias() -> DetectorConfig:
-    """A bias of 9 x 9 buckets beside the sinusoid (row 3).
-
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50_bias --data COCO
-    Cost: as detr_r50.
-    Score: AP 40.6 in the paper.
-    """
-    return _table_6(encoding="product-bias-k@2.0")
-
-
-def detr_r50_k_none() -> DetectorConfig:
-    """Contextual, 9 x 9 buckets, in the place of the sinusoid (row 4).
-
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50_k_none --data COCO
-    Cost: as detr_r50.
-    Score: AP 38.7 in the paper.
-    """
-    return _table_6(encoding="product-contextual-k@2.0", absolute="none")
-
-
-def detr_r50_k_clip() -> DetectorConfig:
-    """Contextual, 9 x 9 buckets of the clip function, beside the sinusoid (row 5).
-
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50_k_clip --data COCO
-    Cost: as detr_r50.
-    Score: AP 40.4 in the paper.
-    """
-    return _table_6(encoding="product-contextual-k@clip4")
-
-
-def detr_r50_k() -> DetectorConfig:
-    """Contextual, 9 x 9 buckets, beside the sinusoid (row 6).
-
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50_k --data COCO
-    Cost: as detr_r50.
-    Score: AP 40.8 in the paper.
-    """
-    return _table_6(encoding="product-contextual-k@2.0")
-
-
-def detr_r50_k_15() -> DetectorConfig:
-    """Contextual, 15 x 15 buckets, beside the sinusoid (row 7).
-
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50_k_15 --data COCO
-    Cost: as detr_r50.
-    Score: AP 40.8 in the paper.
-    """
-    return _table_6(encoding="product-contextual-k@3.5")
-
-
-def detr_r50_300() -> DetectorConfig:
-    """DETR with a ResNet-50 on COCO, 300 epochs (row 8).
-
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50_300 --data COCO
-    Cost: 300 epochs of COCO, a week on 8 GPUs.
-    Score: AP 40.6 in the paper.
-    """
-    return _table_6(epochs=300, last_epochs=100)
-
-
-def detr_r50_300_k() -> DetectorConfig:
-    """Contextual, 9 x 9 buckets, beside the sinusoid, 300 epochs (row 9).
-
-    Command: torchrun --nproc_per_node 8 -m irpe train detr_r50_300_k --data COCO
-    Cost: as detr_r50_300.
-    Score: AP 42.3 in the paper.
-    """
-    return _table_6(encoding="product-contextual-k@2.0", epochs=300, last_epochs=100)
+    return recipe
 
 
 def detr_small() -> DetectorConfig:
-    """A small DETR on a frozen EfficientNet-Lite0, whose feature maps are kept.
+    """A small DETR on a frozen EfficientNet-Lite0, whose feature maps are cached.
 
     Command: irpe train detr_small --data FOLDER --encoding product-contextual-k@2.0
     Cost: 130 epochs of 205 images, about 15 minutes on one busy core, after a minute or two for the
@@ -127,7 +106,7 @@ def detr_small() -> DetectorConfig:
     return DetectorConfig(
         backbone="tf_efficientnet_lite0",
         backbone_lr=0.0,
-        views=2,
+        cached_versions=2,
         model_args={
             "d_model": 128,
             "encoder_layers": 2,
@@ -140,7 +119,7 @@ def detr_small() -> DetectorConfig:
             "dropout": 0.0,
         },
         epochs=130,
-        last_epochs=20,
+        low_lr_epochs=20,
         batch_size=3,
         lr=1.5e-4,
         warmup_epochs=1,
@@ -154,9 +133,6 @@ def detr_small() -> DetectorConfig:
 
 
 RECIPES: dict[str, Callable[[], DetectorConfig]] = {
-    recipe.__name__: recipe
-    for recipe in (
-        detr_r50, detr_r50_none, detr_r50_bias, detr_r50_k_none, detr_r50_k_clip, detr_r50_k,
-        detr_r50_k_15, detr_r50_300, detr_r50_300_k, detr_small,
-    )
-}  # fmt: skip
+    detector.name: _paper_recipe(row, detector) for row, detector in enumerate(_TABLE_6, 1)
+}
+RECIPES[detr_small.__name__] = detr_small

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, and the room they need."""
+"""Checkpoints of a run, and the disk space they need."""
 
 import pickle
 import shutil
@@ -14,22 +14,22 @@ _FORMAT = 1
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Writes a checkpoint: tensors, numbers, texts, and lists and dicts of them."""
+    """Writes a checkpoint: tensors, numbers, strings, and lists and dicts of them."""
     try:
         write_whole(path, lambda file: torch.save({"format": _FORMAT, **state}, file))
     except (OSError, RuntimeError) as error:
         raise OSError(
-            f"the checkpoint {path} could not be written: {error}; the one before is untouched"
+            f"the checkpoint {path} could not be written: {error}; the previous one is untouched"
         ) from error
 
 
 def read_torch(path: Path) -> Any:
-    """Returns the tensors, numbers and texts in a file of torch's; nothing in it is executed."""
+    """Returns the tensors, numbers and strings in a torch file; nothing in it is executed."""
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, KeyError, ValueError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"{path} is damaged, or holds more than tensors, numbers and texts "
+            f"{path} is damaged, or holds more than tensors, numbers and strings "
             f"({type(error).__name__})"
         ) from error
 
@@ -40,16 +40,16 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"{path} does not exist: the run has no checkpoint")
     state = read_torch(path)
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise ValueError(f"{path} is no checkpoint that this release reads")
+        raise ValueError(f"{path} is not a checkpoint that this release reads")
     return state
 
 
-def check_room(directory: Path, num_bytes: int) -> None:
+def check_disk_space(directory: Path, num_bytes: int) -> None:
     """Makes a directory and raises an error unless files of a size can be written to it.
 
     Args:
         directory: The directory.
-        num_bytes: The size of one checkpoint; while one is replaced, two are there.
+        num_bytes: The size of one checkpoint; while one is replaced, two exist.
     """
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -62,6 +62,6 @@ def check_room(directory: Path, num_bytes: int) -> None:
     free = shutil.disk_usage(directory).free
     if free < 2 * num_bytes:
         raise OSError(
-            f"{directory} has room for {free / 1e6:.0f} MB, two checkpoints of this run need "
-            f"{2 * num_bytes / 1e6:.0f} MB: free some, or choose another --output"
+            f"{directory} has {free / 1e6:.0f} MB left, two checkpoints of this run need "
+            f"{2 * num_bytes / 1e6:.0f} MB: free some space, or choose another --output"
         )

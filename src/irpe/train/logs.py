@@ -1,52 +1,22 @@
-"""What a run writes down as it goes: a table of epochs (CSV), and TensorBoard's curves."""
+"""What a run writes as it goes: a table of epochs (CSV), and curves for TensorBoard."""
 
 import csv
 import io
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from irpe.extras import require
 from irpe.files import write_text
-from irpe.train.config import RunConfig
 
 METRICS = "metrics.csv"
 
 
-class Monitor(Protocol):
-    """Is told how a run goes, to show it."""
-
-    def start(self, config: RunConfig, steps: int, done: int) -> None:
-        """A run begins: its steps an epoch, and those that are done already."""
-        ...
-
-    def step(self, done: int, loss: float, num_images: int) -> None:
-        """A step is done."""
-        ...
-
-    def epoch(self, row: dict[str, float]) -> None:
-        """An epoch is done and evaluated."""
-        ...
-
-
-class Silence:
-    """A monitor that shows nothing."""
-
-    def start(self, config: RunConfig, steps: int, done: int) -> None:
-        """Shows nothing."""
-
-    def step(self, done: int, loss: float, num_images: int) -> None:
-        """Shows nothing."""
-
-    def epoch(self, row: dict[str, float]) -> None:
-        """Shows nothing."""
-
-
 class Logs:
-    """The files of a run; writes nothing without a directory, as in all processes but the first.
+    """The log files of a run.
 
     Args:
-        directory: The run's directory, or `None`.
-        done: The steps that are done: TensorBoard forgets what an interrupted run wrote after them.
+        directory: The run's directory; `None` writes nothing, as in all processes but the first.
+        done: The steps that are done: what an interrupted run logged after them is discarded.
     """
 
     def __init__(self, directory: Path | None, done: int) -> None:
@@ -66,7 +36,7 @@ class Logs:
             self.board.close()
 
     def step(self, done: int, loss: float, lr: float) -> None:
-        """Notes the loss of a step."""
+        """Logs the loss and the learning rate of a step."""
         if self.board is not None:
             self.board.add_scalar("step/loss", loss, done)
             self.board.add_scalar("step/lr", lr, done)

@@ -1,9 +1,12 @@
 """The directory of a run.
 
-It holds run.json, the whole configuration; checkpoint.pt, where the run stands; metrics.csv, a row
-an epoch; tensorboard/, curves; and model/, the trained model, once the run has ended.
+It holds run.json, the configuration; checkpoint.pt, where the run stands; metrics.csv, a table with
+one row per epoch; tensorboard/, curves; and model/, the trained model, once the run has ended.
 """
 
+import csv
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -12,12 +15,16 @@ from torch import nn
 from irpe.adapters.equip import equipment_of
 from irpe.adapters.saving import save_equipped
 from irpe.files import write_bytes
-from irpe.train.build import Weights, build_model, read_weights
 from irpe.train.checkpoint import load_checkpoint
-from irpe.train.config import RUN_FILE, Config, DetectorConfig, parse_config
+from irpe.train.config import RUN_FILE
+from irpe.train.logs import METRICS
+from irpe.train.task import Config, build_for, parse_config
+from irpe.train.weights import read_weights
 
+Metrics = Mapping[str, Sequence[float]]
 CHECKPOINT, MODEL = "checkpoint.pt", "model"
 _TENSORS = "model.safetensors"
+_EVERY_EPOCH = ("epoch", "train_loss")  # whether it was evaluated or not
 
 
 def read_config(directory: Path) -> Config:
@@ -28,7 +35,31 @@ def read_config(directory: Path) -> Config:
     try:
         return parse_config(path.read_text())
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def read_metrics(directory: str | Path) -> dict[str, list[float]]:
+    """Returns the columns of a run's table, one value per epoch, NaN where it was not evaluated.
+
+    Args:
+        directory: The run's directory.
+    """
+    directory = Path(directory)
+    path = directory / METRICS
+    if not path.is_file():
+        is_parent = any(directory.glob(f"*/{METRICS}"))
+        hint = f"; it contains runs, pass {directory}/*" if is_parent else ""
+        raise FileNotFoundError(f"{path} does not exist: {directory} is not a training run{hint}")
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file, strict=True))
+        columns = {name: [_value(name, line[name]) for line in lines] for name in lines[0]}
+    except (csv.Error, IndexError, TypeError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged or empty: {error}") from error
+    missing = [name for name in _EVERY_EPOCH if name not in columns]
+    if missing:
+        raise ValueError(f"{path} has no column {missing[0]!r}")
+    return columns
 
 
 def save_model(directory: Path, model: nn.Module) -> None:
@@ -36,12 +67,12 @@ def save_model(directory: Path, model: nn.Module) -> None:
 
     A detector with a frozen backbone is read by `load_run` alone: transformers has no such model.
     """
-    place = directory / MODEL
+    folder = directory / MODEL
     if equipment_of(model):
-        save_equipped(model, place)
+        save_equipped(model, folder)
         return
-    place.mkdir(exist_ok=True)
-    write_bytes(place / _TENSORS, safetensors.torch.save(dict(model.state_dict())))
+    folder.mkdir(exist_ok=True)
+    write_bytes(folder / _TENSORS, safetensors.torch.save(dict(model.state_dict())))
 
 
 def load_run(directory: str | Path) -> nn.Module:
@@ -51,13 +82,13 @@ def load_run(directory: str | Path) -> nn.Module:
         directory: The run's directory.
     """
     directory = Path(directory)
-    config = read_config(directory).replace(initial=None)
+    config = read_config(directory)
     if (directory / MODEL / _TENSORS).is_file():
         weights = read_weights(directory)
     else:
         state = load_checkpoint(directory / CHECKPOINT)
         weights = state["average"] or state["model"]
-    model = _build(config, weights)
+    model = build_for(config, weights)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -65,17 +96,5 @@ def load_run(directory: str | Path) -> nn.Module:
     return model.eval()
 
 
-def _build(config: Config, weights: Weights) -> nn.Module:
-    if isinstance(config, DetectorConfig):
-        from irpe.train.detector import build_detector
-
-        return build_detector(config, is_filled=False)
-    return build_model(config, _num_classes(weights))
-
-
-def _num_classes(weights: Weights) -> int:
-    """Returns the classes that the last layer tells apart, in timm's ViT and Swin."""
-    for name in ("head.bias", "head.fc.bias"):
-        if name in weights:
-            return len(weights[name])
-    raise ValueError("the model has no last layer named head or head.fc, as timm's ViT and Swin do")
+def _value(name: str, cell: str) -> float:
+    return math.nan if cell == "" and name not in _EVERY_EPOCH else float(cell)

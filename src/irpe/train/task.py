@@ -1,13 +1,41 @@
-"""What the training loop asks of what is learned."""
+"""What the training loop asks of a task, and the tasks there are: one folder each.
 
-from typing import Any, Protocol
+A folder has `config` (a subclass of `RunConfig`), `task` (with `open_task`) and `model` (with
+`build_for`); `CONFIGS` lists the configurations.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
+from irpe.progress import Progress
+from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import RunConfig
-from irpe.train.loading import Drawn
+from irpe.train.detection.config import DetectorConfig
+from irpe.train.weights import Weights
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+    from irpe.train.sampling import SampledDataset
+
+Config = ClassifierConfig | DetectorConfig
+CONFIGS: Mapping[str, type[Config]] = {
+    config.task: config for config in (ClassifierConfig, DetectorConfig)
+}
+
+
+class TaskScore(Protocol):
+    """What an evaluation found."""
+
+    def row(self) -> dict[str, float]:
+        """Returns the columns of the run's table."""
+        ...
 
 
 class Task(Protocol):
@@ -19,32 +47,53 @@ class Task(Protocol):
         ...
 
     @property
-    def images(self) -> Drawn:
+    def images(self) -> "SampledDataset":
         """The images to train on."""
         ...
 
-    def check_batch(self, size: int) -> None:
-        """Raises an error if that many images at a time on a device will not do."""
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about the data."""
+        ...
+
+    def check_micro_batch(self, size: int) -> None:
+        """Raises an error if a forward pass cannot have that many images on a device."""
         ...
 
     def build(self) -> nn.Module:
         """Returns the model at its start."""
         ...
 
-    def groups(self, model: nn.Module) -> Any:
-        """Returns what the optimizer learns, as timm takes it: a model, or groups of parameters."""
+    def training_module(self, model: nn.Module) -> nn.Module:
+        """Returns the module that `loss` calls: the model, or a view of it on the same weights."""
         ...
 
-    def begin_step(self, batches: list[Any], accelerator: Accelerator) -> None:
-        """Is told the batches of a process before a step."""
+    def optimizer_groups(self, model: nn.Module) -> Any:
+        """Returns what is optimized, as timm takes it: a model, or groups of parameters."""
         ...
 
-    def loss(self, model: nn.Module, batch: Any, device: torch.device) -> Tensor:
-        """Returns the loss of a batch; the mean over batches and processes is the step's."""
+    def normalizer(self, batches: list[Any], accelerator: "Accelerator") -> Any:
+        """Returns what the losses of a step are divided by, the same in all processes.
+
+        Args:
+            batches: The micro-batches of this process.
+            accelerator: Knows the other processes.
+        """
+        ...
+
+    def loss(self, module: nn.Module, batch: Any, normalizer: Any, device: torch.device) -> Tensor:
+        """Returns the loss of a micro-batch; a step's loss is the mean over all of them.
+
+        Args:
+            module: What `training_module` returned, wrapped for several processes.
+            batch: The micro-batch.
+            normalizer: What `normalizer` returned for the step.
+            device: Where it is computed.
+        """
         ...
 
     def broken(self, batch: Any) -> list[int]:
-        """Returns the numbers of a batch's images that could not be read."""
+        """Returns the indices of a batch's images that could not be read."""
         ...
 
     def check_broken(self, broken: set[int]) -> None:
@@ -55,6 +104,41 @@ class Task(Protocol):
         """Returns where a batch's images come from."""
         ...
 
-    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> dict[str, float]:
-        """Returns the numbers of a row of the run's table."""
+    def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> TaskScore:
+        """Returns the score of a model on the validation images."""
         ...
+
+
+def open_task(config: RunConfig, progress: Progress, weights: Weights | None) -> Task:
+    """Returns the task of a configuration, with the data that it names.
+
+    Args:
+        config: The configuration.
+        progress: Is told how the preparation of the data goes.
+        weights: Those of the checkpoint that the run resumes from, if there is one.
+    """
+    module: Any = importlib.import_module(f"irpe.train.{config.task}.task")
+    return module.open_task(config, progress, weights)
+
+
+def build_for(config: RunConfig, weights: Weights) -> nn.Module:
+    """Returns the model of a run that has these weights, not yet filled with them."""
+    module: Any = importlib.import_module(f"irpe.train.{config.task}.model")
+    return module.build_for(config, weights)
+
+
+def parse_config(text: str) -> Config:
+    """Returns the configuration that `RunConfig.to_json` wrote."""
+    try:
+        content = json.loads(text)
+        config = CONFIGS[content.pop("task")]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"not the configuration of a run: {error!r}") from error
+    known = {field.name for field in fields(config)}
+    unknown, missing = sorted(set(content) - known), sorted(known - set(content))
+    if unknown or missing:
+        raise ValueError(
+            f"the configuration of another release (unknown fields: {', '.join(unknown) or 'none'};"
+            f" missing: {', '.join(missing) or 'none'}): read it with that release, or train again"
+        )
+    return config(**content)

@@ -4,20 +4,20 @@ Each function returns a matplotlib figure, which `save_figure` writes as PNG or 
 `irpe show` does the same from the command line. Needs the extra `viz`.
 """
 
-from irpe.viz.ablation import plot_scores
-from irpe.viz.attention import plot_attention, plot_weights
-from irpe.viz.buckets import plot_buckets
+from irpe.viz.ablation_scores import plot_scores
+from irpe.viz.attention_maps import plot_attention, plot_weights
+from irpe.viz.bucket_maps import plot_buckets
 from irpe.viz.canvas import save_figure
 from irpe.viz.capture import CapturedAttention, capture
-from irpe.viz.cost import plot_cost_bars, plot_cost_curves
+from irpe.viz.cost_curves import plot_cost_bars, plot_cost_curves
 from irpe.viz.detections import DetectedImage, plot_contact_sheet, plot_detections
 from irpe.viz.explorer import explorer_page
 from irpe.viz.images import default_image, image_input, read_image
-from irpe.viz.index import plot_index
+from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
-from irpe.viz.robustness import plot_robustness
-from irpe.viz.tables import plot_tables
-from irpe.viz.training import plot_training, read_metrics
+from irpe.viz.robustness_curves import plot_robustness
+from irpe.viz.table_images import plot_tables
+from irpe.viz.training_curves import plot_training
 
 __all__ = [
     "CapturedAttention",
@@ -42,6 +42,5 @@ __all__ = [
     "plot_training",
     "plot_weights",
     "read_image",
-    "read_metrics",
     "save_figure",
 ]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COLUMN = 8.0  # centimetres: the width of a column of the paper
 FORMATS = (".png", ".svg")
 DPI = 200
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STAR = "#E8000B"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
@@ -100,7 +100,7 @@ def whole_ticks(axis: Any) -> None:
 
 
 def draw_map(axes: "Axes", values: Any, **arguments: Any) -> "AxesImage":
-    """Draws a matrix or a picture, one square a number, without ticks."""
+    """Draws a matrix or a picture, one square per element, without ticks."""
     shown = values.numpy() if isinstance(values, Tensor) else values
     image = axes.imshow(shown, interpolation="nearest", **arguments)
     axes.set(xticks=[], yticks=[])
@@ -131,7 +131,7 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
         figure: The figure.
         path: The file; its folder must exist.
     """
-    path = check_place(path, FORMATS)
+    path = check_output(path, FORMATS)
     matplotlib = require("matplotlib", "viz")
     metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
     file = io.BytesIO()
@@ -148,7 +148,7 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def check_place(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path:
+def check_output(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path:
     """Returns a path that a file can be written to, or raises an error.
 
     Args:
@@ -158,5 +158,5 @@ def check_place(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path:
     path = Path(path)
     if path.suffix not in endings:
         raise ValueError(f"{path} must end with {' or '.join(endings)}")
-    files.check_place(path)
+    files.check_writable(path)
     return path

@@ -41,7 +41,7 @@ class CapturedAttention:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """How many tokens stand before the patches."""
+        """The number of tokens before the patches."""
         return self.encoding.num_prefix_tokens
 
     @property

@@ -1,4 +1,8 @@
-"""Pictures with the boxes that a detector found, and the true ones."""
+"""Pictures with the boxes that a detector found, and the true ones.
+
+A label stands above the corner of its box that is nearer to the middle of the picture; those of
+higher scores cover the others.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,14 +10,13 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from irpe.viz.canvas import COLOURS, DPI, draw_map, new_figure, panel_shape, panels, styled
-from irpe.viz.labels import Box, place_labels
+from irpe.viz.canvas import COLOURS, draw_map, new_figure, panel_shape, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.text import Text
 
+Box = Sequence[float]  # left, top, width, height
 _SIDE, _PANEL = 16.0, 6.0  # centimetres: the longer side of a picture, the width of one of many
 _ENTRY = 2.8  # centimetres: the width of an entry of the legend
 _COLUMNS = 4
@@ -62,8 +65,6 @@ def plot_detections(
 ) -> "Figure":
     """Returns a picture with boxes, the names of their classes, and scores.
 
-    Boxes with low scores go without a label where there is no room for it.
-
     Args:
         image: The picture, of Pillow's.
         boxes: Left, top, width and height in pixels of each box that was found.
@@ -85,8 +86,8 @@ def plot_contact_sheet(
 ) -> "Figure":
     """Returns many pictures with the boxes that were found, and the true ones dashed.
 
-    Colours tell the classes, and boxes their scores; where there are more classes than colours,
-    boxes have names as well. Boxes with low scores go without where there is no room.
+    Colours stand for classes, labels are scores; where there are more classes than colours, labels
+    have the names of the classes as well.
 
     Args:
         items: The pictures.
@@ -115,78 +116,52 @@ def _draw(
 ) -> "Figure":
     colours = _colours(items, classes)
     for axes, item in zip(drawn, items, strict=True):
-        _draw_boxes(axes, item, colours)
+        _draw_picture(axes, item)
+        for box, label in item.truth:
+            _draw_box(axes, box, colours[label], 0.7, linestyle=_DASHES)
+        for index in sorted(range(len(item.scores)), key=lambda i: item.scores[i]):
+            box, label, score = item.boxes[index], item.labels[index], item.scores[index]
+            _draw_box(axes, box, colours[label], 1.1)
+            name = f"{label} " if has_names else ""
+            _write(axes, item, box, f"{name}{score:.2f}", colours[label], points)
     _add_legend(figure, items, {} if has_names else colours)
-    figure.set_dpi(DPI)  # the size of letters depends on it
-    figure.draw_without_rendering()  # labels find their places once the pictures have theirs
-    figure.set_layout_engine("none")
-    for axes, item in zip(drawn, items, strict=True):
-        names = [f"{name} " if has_names else "" for name in item.labels]
-        texts = [
-            _write(axes, f"{names[n]}{item.scores[n]:.2f}", colours[item.labels[n]], points)
-            for n in _best_first(item.scores)
-        ]
-        _draw_labels(axes, item, texts)
     return figure
 
 
-def _draw_boxes(axes: "Axes", item: DetectedImage, colours: dict[str, str]) -> None:
+def _draw_picture(axes: "Axes", item: DetectedImage) -> None:
     width, height = _size(item.image)
     shown = draw_map(axes, item.image.convert("RGB"), extent=(0, width, height, 0))
     shown.set_interpolation("auto")
     axes.set_title(_shortened(item.title), parse_math=False)
     axes.set_anchor("N")
-    for box, label in item.truth:
-        _draw_box(axes, box, edgecolor="white", linewidth=0.7, alpha=0.8)
-        _draw_box(axes, box, edgecolor=colours[label], linewidth=0.7, linestyle=_DASHES)
-    for number in reversed(_best_first(item.scores)):
-        box, label = item.boxes[number], item.labels[number]
-        _draw_box(axes, box, edgecolor="white", linewidth=1.9, alpha=0.7)
-        _draw_box(axes, box, edgecolor=colours[label], linewidth=1.1)
 
 
-def _draw_box(axes: "Axes", box: Box, **style: Any) -> None:
+def _draw_box(axes: "Axes", box: Box, colour: str, linewidth: float, **style: Any) -> None:
     from matplotlib.patches import Rectangle
 
     left, top, width, height = box
-    axes.add_patch(Rectangle((left, top), width, height, fill=False, **style))
+    arguments: dict[str, Any] = {"xy": (left, top), "width": width, "height": height, "fill": False}
+    axes.add_patch(Rectangle(**arguments, edgecolor="white", linewidth=linewidth + 0.8, alpha=0.7))
+    axes.add_patch(Rectangle(**arguments, edgecolor=colour, linewidth=linewidth, **style))
 
 
-def _draw_labels(axes: "Axes", item: DetectedImage, texts: "list[Text]") -> None:
-    """Moves the labels, the best first, to their places; those without a place are left out."""
-    extents = [_extent(axes, text) for text in texts]
-    boxes = [item.boxes[number] for number in _best_first(item.scores)]
-    corners = place_labels(boxes, [extent[2:] for extent in extents], _size(item.image))
-    for rank, (text, corner, extent) in enumerate(zip(texts, corners, extents, strict=True)):
-        if corner is None:
-            text.remove()
-            continue
-        text.set_position((corner[0] - extent[0], corner[1] - extent[1]))
-        text.set_zorder(5 - rank / len(texts))
-
-
-def _write(axes: "Axes", text: str, colour: str, points: float) -> "Text":
-    return axes.text(
-        0,
-        0,
+def _write(
+    axes: "Axes", item: DetectedImage, box: Box, text: str, colour: str, points: float
+) -> None:
+    left, top, width, _ = box
+    is_left = left + width / 2 < _size(item.image)[0] / 2
+    background = {"boxstyle": "square,pad=0.12", "facecolor": colour, "edgecolor": "white"}
+    axes.text(
+        left if is_left else left + width,
+        top,
         text,
+        ha="left" if is_left else "right",
+        va="bottom" if top > 0.1 * _size(item.image)[1] else "top",
         fontsize=points,
         parse_math=False,
-        color=_readable_on(colour),
-        bbox={
-            "boxstyle": "square,pad=0.12",
-            "facecolor": colour,
-            "edgecolor": "white",
-            "linewidth": 0.3,
-        },
+        color=readable_on(colour),
+        bbox={**background, "linewidth": 0.3},
     )
-
-
-def _extent(axes: "Axes", text: Any) -> tuple[float, float, float, float]:
-    """Returns left, top, width and height of a label with its background, in pixels."""
-    text.update_bbox_position_size(text.figure.canvas.get_renderer())
-    extent = text.get_bbox_patch().get_window_extent().transformed(axes.transData.inverted())
-    return extent.xmin, extent.ymin, abs(extent.width), abs(extent.height)
 
 
 def _add_legend(figure: "Figure", items: Sequence[DetectedImage], colours: dict[str, str]) -> None:
@@ -211,16 +186,12 @@ def _colours(items: Iterable[DetectedImage], classes: Sequence[str] | None) -> d
         classes = names
     unknown = [name for name in names if name not in classes]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is none of the classes: {', '.join(classes)}")
-    return {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(classes)}
+        raise ValueError(f"{unknown[0]!r} is not one of the classes: {', '.join(classes)}")
+    return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(classes)}
 
 
 def _names(items: Iterable[DetectedImage]) -> list[str]:
     return sorted({name for i in items for name in (*i.labels, *(label for _, label in i.truth))})
-
-
-def _best_first(scores: Sequence[float]) -> list[int]:
-    return sorted(range(len(scores)), key=lambda number: -scores[number])
 
 
 def _size(image: Any) -> tuple[int, int]:
@@ -228,9 +199,9 @@ def _size(image: Any) -> tuple[int, int]:
     return image.size
 
 
-def _readable_on(colour: str) -> str:
-    """Returns white, or black on a light colour."""
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+def readable_on(colour: str) -> str:
+    """Returns the colour of letters on a background: white, or black on a light one."""
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
     return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "white"
 
 

@@ -14,9 +14,9 @@ from irpe.core.encodings import Encoding
 from irpe.core.encodings.spec import TARGETS, RPESpec
 from irpe.core.index import Clip
 from irpe.core.methods import METHODS
-from irpe.viz.buckets import check_image_grid
+from irpe.viz.bucket_maps import check_image_grid
 from irpe.viz.capture import CapturedAttention
-from irpe.viz.tables import table_images
+from irpe.viz.table_images import table_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image

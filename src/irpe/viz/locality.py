@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Locality:
     """The mean attended distance of each attention, in patches.
 
-    The prefix tokens have no place: they count neither as queries nor as keys, and the weights of
+    Prefix tokens have no position: they count neither as queries nor as keys, and the weights of
     the patches are scaled to sum to 1.
 
     Args:
@@ -53,7 +53,7 @@ def attended_distance(weights: HeadPairs, grid: Grid, num_prefix_tokens: int) ->
     Args:
         weights: The attention weights a_ij.
         grid: The grid of the patches.
-        num_prefix_tokens: How many tokens stand before the patches.
+        num_prefix_tokens: The number of tokens before the patches.
     """
     patches = weights[:, num_prefix_tokens:, num_prefix_tokens:].double()
     reached = (patches * _distances(grid)).sum(-1) / patches.sum(-1)
@@ -61,8 +61,8 @@ def attended_distance(weights: HeadPairs, grid: Grid, num_prefix_tokens: int) ->
 
 
 def _distances(grid: Grid) -> Tensor:
-    places = grid.coordinates().double()
-    return (places[:, None] - places).square().sum(-1).sqrt()
+    positions = grid.coordinates().double()
+    return (positions[:, None] - positions).square().sum(-1).sqrt()
 
 
 @styled

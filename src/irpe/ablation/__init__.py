@@ -1,0 +1,1 @@
+"""Encodings compared: equal budget, several seeds, a report in plain words."""

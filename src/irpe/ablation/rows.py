@@ -1,0 +1,58 @@
+"""What `irpe ablate` compares: a default, the paper's tables, or rows of the user's own."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from irpe.core.choices import check_choice
+from irpe.models.paper import FIGURE_3, TABLES, PaperRow
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """An encoding that is compared with others.
+
+    Args:
+        name: What to call it.
+        encoding: The relative encoding, or "none".
+        absolute: What becomes of the absolute one.
+    """
+
+    name: str
+    encoding: str
+    absolute: str
+
+
+def default_rows() -> list[AblationRow]:
+    """Returns no position at all, absolute, and relative in several ways."""
+    return [
+        AblationRow("none", "none", "none"),
+        AblationRow("absolute", "none", "keep"),
+        AblationRow("product bias", "product-bias-k", "none"),
+        AblationRow("K", "product-contextual-k", "none"),
+        AblationRow("QKV", "product-contextual-qkv", "none"),
+        AblationRow("absolute + QKV", "product-contextual-qkv", "keep"),
+    ]
+
+
+def table_rows(table: int) -> list[AblationRow]:
+    """Returns the rows of the paper's Table 1, 2, 3 or 4."""
+    check_choice("--table", table, TABLES)
+    return _of_paper(TABLES[table])
+
+
+def bucket_rows() -> list[AblationRow]:
+    """Returns the numbers of buckets of the paper's Fig. 3."""
+    return _of_paper(FIGURE_3)
+
+
+def parse_row(text: str) -> AblationRow:
+    """Returns the row of a text NAME=ENCODING[,ABSOLUTE]; ABSOLUTE is none by default."""
+    name, equals, rest = text.partition("=")
+    encoding, _, absolute = rest.partition(",")
+    if not (name and equals and encoding):
+        raise ValueError(f"--row {text!r} is not of the form NAME=ENCODING[,keep|none|sinusoid]")
+    return AblationRow(name, encoding, absolute or "none")
+
+
+def _of_paper(rows: Iterable[PaperRow]) -> list[AblationRow]:
+    return [AblationRow(row.name, row.encoding, row.absolute) for row in rows]

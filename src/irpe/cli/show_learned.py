@@ -1,0 +1,168 @@
+"""`irpe show` for a trained model: what its attentions and tables have learned."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+import typer
+
+from irpe.cli.load import load_model
+from irpe.cli.show_common import Output, parse_patch, write_figure
+from irpe.files import write_text
+
+if TYPE_CHECKING:
+    from irpe.viz.capture import CapturedAttention
+
+EPILOGS = {
+    "weights": "Example: `irpe show weights runs/k photo.jpg --block 0 --block 10`",
+    "attention": "Example: `irpe show attention runs/k photo.jpg --patch 3,5 --head 0`",
+    "tables": "Example: `irpe show tables runs/k --block 0 --block 5`",
+    "locality": "Example: `irpe show locality runs/k photos/*.jpg`",
+    "explorer": "Example: `irpe show explorer --run runs/k -o page.html`",
+}
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The folder of a run or of a saved model.")
+]
+Picture = Annotated[
+    Path | None,
+    typer.Argument(metavar="IMAGE", help="A picture; by default the one in the package."),
+]
+Blocks = Annotated[
+    list[int] | None,
+    typer.Option("--block", help="Index of an equipped attention, from the input; repeat it."),
+]
+
+
+def weights(
+    run: Run,
+    image: Picture = None,
+    output: Output = Path("weights.png"),
+    block: Blocks = None,
+    head: Annotated[
+        list[int] | None, typer.Option(help="A head; repeat it. By default the mean of all.")
+    ] = None,
+) -> None:
+    """The extra weights b_ij of 5 x 5 reference patches (Fig. 5).
+
+    By default the first and the last but one of the equipped attentions are drawn, as in the paper:
+    where a model reads its class token alone, the last one learns nothing for patches.
+    """
+    from irpe.viz import plot_weights
+
+    calls, _ = _capture(run, image)
+    write_figure(plot_weights(_choose(calls, block), head or None), output)
+
+
+def attention(
+    run: Run,
+    image: Picture = None,
+    output: Output = Path("attention.png"),
+    patch: Annotated[
+        str | None,
+        typer.Option(metavar="ROW,COLUMN", help="The patch that attends; by default the centre."),
+    ] = None,
+    block: Blocks = None,
+    head: Annotated[int | None, typer.Option(help="A head; by default the mean of all.")] = None,
+) -> None:
+    """Attention of one patch, with the encoding and with all tables zero.
+
+    By default the first and the last but one of the equipped attentions are drawn.
+    """
+    from irpe.viz import plot_attention
+    from irpe.viz.bucket_maps import check_image_grid
+
+    calls, seen = _capture(run, image)
+    chosen = _choose(calls, block)
+    rows, columns = check_image_grid(chosen[0].grid).shape
+    query = (rows // 2, columns // 2) if patch is None else parse_patch(patch)
+    is_whole = all(call.sees_whole_image for call in chosen)  # a window is not the picture
+    write_figure(plot_attention(chosen, query, seen if is_whole else None, head), output)
+
+
+def tables(run: Run, output: Output = Path("tables.png"), block: Blocks = None) -> None:
+    """The learned tables as images, all blocks by default."""
+    from irpe.viz import plot_tables
+
+    write_figure(plot_tables(load_model(run), block or None), output)
+
+
+def locality(
+    run: Run,
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="IMAGE", help="Pictures; by default the one in the package."),
+    ] = None,
+    output: Output = Path("locality.png"),
+) -> None:
+    """The mean attended distance of each block, with the encoding and with all tables zero.
+
+    "Zero" takes the same queries and keys, so that the difference is what the encoding does in that
+    block alone. Attention is averaged over heads and pictures; prefix tokens are left out. Printed
+    as a table, drawn as curves.
+    """
+    from irpe.viz import measure_locality, plot_locality
+
+    measured = measure_locality(_capture(run, *images or [])[0])
+    figure = plot_locality(measured)
+    typer.echo("mean attended distance, in patches")
+    width = max(map(len, (*measured.names, "block")))
+    typer.echo(f"{'block':{width}}  {'with':>7}  {'zero':>7}  {'change':>7}  {'uniform':>7}")
+    columns = (measured.names, measured.with_encoding, measured.without_encoding, measured.uniform)
+    for name, with_it, without, uniform in zip(*columns, strict=True):
+        change = with_it - without
+        typer.echo(
+            f"{name:{width}}  {with_it:7.3f}  {without:7.3f}  {change:+7.3f}  {uniform:7.3f}"
+        )
+    write_figure(figure, output)
+
+
+def explorer(
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page, .html.")] = Path(
+        "explorer.html"
+    ),
+    run: Annotated[
+        Path | None, typer.Option(help="Show what this run, or saved model, has learned.")
+    ] = None,
+    image: Annotated[
+        Path | None, typer.Option(help="The picture for --run; by default the package's.")
+    ] = None,
+    block: Blocks = None,
+) -> None:
+    """A page to explore grids, methods and index functions: one file, no network."""
+    from irpe.viz import explorer_page
+    from irpe.viz.canvas import check_output
+
+    check_output(output, (".html",))
+    if run is None and (image is not None or block):
+        raise ValueError("--image and --block belong to a run: pass --run too")
+    if run is None:
+        page = explorer_page()
+    else:
+        calls, seen = _capture(run, image)
+        page = explorer_page(_choose(calls, block) if block else calls, seen, run.resolve().name)
+    write_text(output, page)
+    typer.echo(f"wrote {output}")
+
+
+def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention], Any]":
+    """Returns what the attentions of a run's model do with pictures, and the first picture."""
+    from irpe.viz import capture, default_image, image_input, read_image
+
+    pictures = [read_image(image) for image in images if image is not None] or [default_image()]
+    model = load_model(run)
+    inputs, seen = zip(*(image_input(model, picture) for picture in pictures), strict=True)
+    shapes = {tuple(x.shape) for x in inputs}
+    if len(shapes) > 1:
+        raise ValueError("the model takes pictures of any size, and these differ: pass equal ones")
+    return capture(model, torch.cat(inputs)), seen[0]
+
+
+def _choose(
+    calls: "list[CapturedAttention]", blocks: list[int] | None
+) -> "list[CapturedAttention]":
+    """Returns the chosen attentions, by default the first and the last but one."""
+    from irpe.viz.table_images import check_block
+
+    blocks = blocks or [0, max(0, len(calls) - 2)]
+    indices = dict.fromkeys(check_block(index, len(calls)) for index in blocks)
+    return [calls[index] for index in indices]

@@ -1,0 +1,159 @@
+"""`irpe show robustness`: trained classifiers on images of other sizes, and shifted."""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from irpe.cli.bars import ProgressBar
+from irpe.cli.evaluate import open_val
+from irpe.extras import require
+from irpe.files import check_writable, write_text
+from irpe.progress import track
+
+EPILOG = "Example: `irpe show robustness runs/ablation/cells/* --sizes 48,56,64,80 -o robust.png`"
+_COLUMNS = 6  # that fit in 80 characters
+
+
+def robustness(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of runs of classifiers.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file, .png or .svg.")] = Path(
+        "robustness.png"
+    ),
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Sides of the input, in pixels [3/4 to 3/2 of the first run's]."),
+    ] = None,
+    moves: Annotated[str, typer.Option(help="How far images move, in patches.")] = "0,1,2,3",
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a group; repeat it for each, in order [their encodings]."),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="The images, as in irpe eval [those of the runs].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Top-1 of trained classifiers at other input sizes, and on images that moved.
+
+    Runs that differ in the seed alone are a group: one curve, their mean, with a point for each.
+    At another size the learned absolute encoding is resampled and all else stays as it is. Moved
+    images go right, down, left or up in turn, and black comes into view. The scores are written
+    next to the picture, as FILE.json.
+    """
+    require("accelerate", "train")
+    require("timm", "train")
+    from irpe.ablation.robustness import collect, measure, name_groups
+    from irpe.train.processes import make_accelerator
+    from irpe.viz import plot_robustness, save_figure
+    from irpe.viz.canvas import FORMATS, check_output
+
+    require("matplotlib", "viz")
+    values = check_output(output, FORMATS).with_suffix(".json")
+    check_writable(values)
+    chosen = None if sizes is None else _parse("--sizes", sizes, "48,56,64")
+    distances = _parse("--moves", moves, "0,1,2,3")
+    labels = name_groups(_check_once(runs), label or [])
+    opened, chosen = _open(runs, data, chosen, distances)
+    work = measure(opened, chosen, distances, make_accelerator())
+    count = len(runs) * (len(chosen) + len(distances))
+    with ProgressBar() as bar:
+        points = list(track(bar, work, count, "evaluating"))
+    by_size, by_move = (collect(points, axis, labels) for axis in ("size", "move"))
+    figure = plot_robustness(by_size, by_move, {run.config.image_size for run in opened})
+    text = json.dumps({"runs": _entries(opened, labels, points)}, indent=2) + "\n"
+    write_text(values, text)
+    save_figure(figure, output)
+    if as_json:
+        typer.echo(text, nl=False)
+        return
+    _print("top-1 (%) by the side of the input", by_size)
+    _print("top-1 (%) by the patches that images moved", by_move)
+    typer.echo(f"wrote {values}\nwrote {output}")
+
+
+def _check_once(runs: Sequence[Path]) -> Sequence[Path]:
+    paths = [run.resolve() for run in runs]
+    for run, path in zip(runs, paths, strict=True):
+        if paths.count(path) > 1:
+            raise ValueError(f"{run} is given twice: give each run once")
+    return runs
+
+
+def _parse(option: str, text: str, example: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{option} {text!r}: write integers such as {example}")
+    return sorted({int(part) for part in parts})
+
+
+def _open(
+    paths: Sequence[Path], data: str | None, sizes: list[int] | None, moves: list[int]
+) -> tuple[list[Any], list[int]]:
+    """Returns the runs with their images, and the sizes, after all of them are checked."""
+    from irpe.ablation.robustness import (
+        EvaluatedRun,
+        check_conditions,
+        default_sizes,
+        read_classifier,
+    )
+    from irpe.train.runs import load_run
+
+    runs: list[EvaluatedRun] = []
+    for path in paths:
+        config, model = read_classifier(path), load_run(path)
+        if data is not None:
+            config = config.replace(data=data, root=None, holdout=0.0)
+        source = open_val(config, model, is_own=data is None)
+        sizes = sizes or default_sizes(config, model)
+        check_conditions(path, config, model, sizes, moves)
+        runs.append(EvaluatedRun(path, config, source))
+    return runs, sizes or []
+
+
+def _entries(
+    runs: Sequence[Any], labels: Sequence[str], points: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Returns the content of the JSON file, an entry for each run."""
+    return [
+        {
+            "path": str(run.path),
+            "label": label,
+            "seed": run.config.seed,
+            "data": run.config.data,
+            "image_size": run.config.image_size,
+            "top1_by_size": {p.at: p.top1 for p in points if (p.run, p.axis) == (index, "size")},
+            "top1_by_move": {p.at: p.top1 for p in points if (p.run, p.axis) == (index, "move")},
+        }
+        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+    ]
+
+
+def _print(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
+    """Prints the mean of each group, and half the distance between its best and worst seed."""
+    screen = Console(highlight=False, markup=False)
+    conditions = list(next(iter(curves.values())))
+    screen.print(title)
+    for start in range(0, len(conditions), _COLUMNS):
+        shown = conditions[start : start + _COLUMNS]
+        table = Table(box=None, pad_edge=False, collapse_padding=True)
+        table.add_column("", overflow="fold")
+        for condition in shown:
+            table.add_column(str(condition), justify="right", no_wrap=True)
+        for label, scores in curves.items():
+            table.add_row(label, *(_cell(scores[condition]) for condition in shown))
+        screen.print(table)
+
+
+def _cell(scores: Sequence[float]) -> str:
+    from irpe.ablation.statistics import half_range
+
+    spread = f"±{half_range(scores):.1f}" if len(scores) > 1 else ""
+    return f"{statistics.mean(scores):.1f}{spread}"

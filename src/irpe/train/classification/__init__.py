@@ -1,0 +1,1 @@
+"""Classifiers of images: their data, model, loss and score."""

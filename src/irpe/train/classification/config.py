@@ -1,0 +1,55 @@
+"""The configuration of a run that trains an image classifier."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from irpe.core.choices import check_choice
+from irpe.train.config import (
+    RunConfig,
+    check_at_least,
+    check_below_1,
+    check_fraction,
+    check_positive,
+    option,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig(RunConfig):
+    """A run that trains an image classifier."""
+
+    task: ClassVar[str] = "classification"
+
+    model: str = option("Model, by its timm name.")
+    builtin_bias: str = option("The relative bias that Swin has itself: keep or drop.", "keep")
+
+    root: str | None = option("Where a dataset given by its name is stored.", None)
+    holdout: float = option("Fraction held out for validation if there is no such split.", 0.0)
+    max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
+    image_size: int = option("Height and width of the input.", 224)
+    channels: int = option("Channels of the input: 3, or 1 for grey images.", 3)
+    crop: float = option("Side of the centre crop in evaluation, relative to the image.", 0.875)
+
+    label_smoothing: float = option("Label smoothing.", 0.1)
+    drop_path: float = option("Rate of stochastic depth.", 0.1)
+    auto_augment: str = option("timm's name of an augmentation policy; '': none.", "")
+    color_jitter: float = option("Strength of colour jitter.", 0.0)
+    min_scale: float = option(
+        "Smallest area of a random crop, relative to the image; 1: no random crop.", 1.0
+    )
+    erasing: float = option("Probability of random erasing.", 0.0)
+    mixup: float = option("Strength of mixup; 0: none.", 0.0)
+    cutmix: float = option("Strength of cutmix; 0: none.", 0.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("builtin_bias", self.builtin_bias, ("keep", "drop"))
+        check_choice("channels", self.channels, (1, 3))
+        check_at_least(self, 1, "image_size")
+        check_at_least(self, 0, "color_jitter", "mixup", "cutmix")
+        check_fraction(
+            self, "holdout", "max_broken", "label_smoothing", "drop_path", "min_scale",
+            "erasing", "crop",
+        )  # fmt: skip
+        check_positive(self, "crop")
+        check_below_1(self, "label_smoothing")

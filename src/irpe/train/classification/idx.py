@@ -1,0 +1,70 @@
+"""The idx format of MNIST: grey images and labels, compressed or not."""
+
+import gzip
+import lzma
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+class IdxSource:
+    """Grey images in idx files, which may be compressed (.gz, .xz).
+
+    Args:
+        directory: Where the files are.
+        part: The first word of their names, for example "train".
+    """
+
+    def __init__(self, directory: Path, part: str) -> None:
+        self.path = _idx_file(directory, part, "images")
+        self.images = _read_idx(self.path, ndim=3)
+        self.labels = _read_idx(_idx_file(directory, part, "labels"), ndim=1)
+        if len(self.images) != len(self.labels):
+            raise ValueError(
+                f"{self.path} has {len(self.images)} images, but {len(self.labels)} labels"
+            )
+        self.classes = [str(label) for label in range(int(self.labels.max()) + 1)]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Returns an image and the index of its class."""
+        return Image.fromarray(self.images[index]), int(self.labels[index])
+
+    def filename(self, index: int) -> str:
+        """Returns the file and the index of an image."""
+        return f"{self.path}[{index}]"
+
+
+def find_idx(directory: Path, part: str, kind: str) -> list[Path]:
+    """Returns the idx files of one kind, "images" or "labels", that start with a word."""
+    return sorted(directory.glob(f"{part}-{kind}-idx?-ubyte*"))
+
+
+def _idx_file(directory: Path, part: str, kind: str) -> Path:
+    files = find_idx(directory, part, kind)
+    if len(files) != 1:
+        raise FileNotFoundError(
+            f"{directory} has {len(files)} files {part}-{kind}-idx?-ubyte[.gz|.xz]; one is needed"
+        )
+    return files[0]
+
+
+def _read_idx(path: Path, ndim: int) -> Any:
+    """Returns the array of an idx file: two zeros, type, number of axes, sizes, elements."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+    try:
+        with openers.get(path.suffix, open)(path, "rb") as file:
+            data: bytes = file.read()
+        sizes = struct.unpack(f">{ndim}I", data[4 : 4 + 4 * ndim])
+        if data[:4] != bytes([0, 0, 8, ndim]):
+            raise ValueError(f"it starts with {data[:4]!r}")
+        return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(sizes)
+    except (OSError, EOFError, ValueError, lzma.LZMAError, struct.error) as error:
+        raise ValueError(
+            f"{path} is damaged, or not an idx file of {ndim} axes: {error}"
+        ) from error

@@ -1,0 +1,122 @@
+"""Top-1 and top-5 of a classifier; each image counts once however many processes there are."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+from torch.nn import functional
+
+from irpe.progress import NO_PROGRESS, Progress
+from irpe.train.classification.transforms import Batch, LabelledImages
+from irpe.train.sampling import every_batch
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well a model classifies.
+
+    Args:
+        top1: Percent of images whose class comes first.
+        top5: Percent of images whose class is among the first five.
+        loss: The mean cross-entropy.
+        correct: Whether each readable image was classified correctly, in the order of the source.
+        num_broken: The images that could not be read, which do not count.
+    """
+
+    top1: float
+    top5: float
+    loss: float
+    correct: tuple[bool, ...]
+    num_broken: int
+
+    @property
+    def num_images(self) -> int:
+        """The images that count."""
+        return len(self.correct)
+
+    def row(self) -> dict[str, float]:
+        """Returns the columns of the run's table."""
+        return {
+            "val_loss": self.loss,
+            "top1": self.top1,
+            "top5": self.top5,
+            "val_broken": self.num_broken,
+        }
+
+
+class _Prediction(NamedTuple):
+    """What became of one readable image."""
+
+    image: int
+    is_first: bool
+    is_among_five: bool
+    loss: float
+
+
+def evaluate(
+    model: nn.Module,
+    images: LabelledImages,
+    accelerator: Accelerator,
+    batch_size: int = 256,
+    workers: int = 0,
+    progress: Progress = NO_PROGRESS,
+) -> Score:
+    """Returns the score of a model on images; the model is in eval mode afterwards.
+
+    Args:
+        model: The model, on the accelerator's device.
+        images: The images, with their labels.
+        accelerator: Knows the processes and the device.
+        batch_size: Images per forward pass.
+        workers: Processes that load images.
+        progress: Is told how far it is.
+    """
+    ranks = accelerator.num_processes, accelerator.process_index
+    predictions: list[_Prediction] = []
+    num_broken = 0
+    model.eval()
+    with torch.no_grad(), accelerator.autocast():
+        for batch in every_batch(images, batch_size, workers, *ranks, progress):
+            logits = model(batch.images.to(accelerator.device))
+            predictions += _predictions(logits.float().cpu(), batch)
+            num_broken += int(batch.broken.sum())
+    if accelerator.num_processes > 1:
+        predictions = gather_object(predictions)
+        num_broken = sum(gather_object([num_broken]))
+    return _score(sorted(predictions), num_broken)
+
+
+def check_broken(score: Score, limit: float, name: str) -> None:
+    """Raises an error if more than a fraction of the images could not be read."""
+    count = score.num_images + score.num_broken
+    if score.num_broken > limit * count:
+        raise ValueError(
+            f"{score.num_broken} of {count} images of {name} cannot be read, more than max_broken "
+            f"= {limit}"
+        )
+
+
+def _predictions(logits: Tensor, batch: Batch) -> Iterable[_Prediction]:
+    readable = ~batch.broken
+    logits, labels = logits[readable], batch.labels[readable]
+    ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    losses = functional.cross_entropy(logits, labels, reduction="none").tolist()
+    columns = batch.indices[readable].tolist(), ranked[:, 0].tolist(), ranked.any(1).tolist()
+    return map(_Prediction, *columns, losses)
+
+
+def _score(predictions: list[_Prediction], num_broken: int) -> Score:
+    if not predictions:
+        raise ValueError("no image could be read: nothing to evaluate")
+    count = len(predictions)
+    return Score(
+        top1=100 * sum(p.is_first for p in predictions) / count,
+        top5=100 * sum(p.is_among_five for p in predictions) / count,
+        loss=sum(p.loss for p in predictions) / count,
+        correct=tuple(p.is_first for p in predictions),
+        num_broken=num_broken,
+    )

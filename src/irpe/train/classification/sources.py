@@ -1,0 +1,223 @@
+"""Labelled images, wherever they are stored: folders, tar files, idx files, timm's datasets."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from PIL import Image
+
+from irpe.train.classification.idx import IdxSource, find_idx
+from irpe.train.image_files import UNREADABLE, BrokenImageError
+
+EMBEDDED = Path(__file__).parent / "fashion_mnist"
+_SPLITS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "test", "t10k"),
+}
+_BY_NAME = ("torch/", "hfds/")
+
+
+class Source(Protocol):
+    """Images that can be read one by one."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes, in the order of the labels."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Returns an image and the index of its class."""
+        ...
+
+    def filename(self, index: int) -> str:
+        """Returns where an image comes from."""
+        ...
+
+
+class TimmSource:
+    """Images that timm reads: class folders, a tar file of them, or a dataset with a name.
+
+    Args:
+        dataset: What `timm.data.create_dataset` returned.
+        name: What to call it in errors.
+    """
+
+    def __init__(self, dataset: Any, name: str) -> None:
+        self.dataset = dataset
+        self.name = name
+        self.reader: Any = getattr(dataset, "reader", None)
+        self.classes = self._find_classes()
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Returns an image and the index of its class."""
+        try:
+            if self.reader is None:
+                image, label = self.dataset[index]
+                return image, int(label)
+            file, label = self.reader[index][:2]
+            with file:
+                image = Image.open(file)
+                image.load()
+        except UNREADABLE as error:
+            raise BrokenImageError(f"{self.filename(index)}: {error}") from error
+        return image, int(label)
+
+    def filename(self, index: int) -> str:
+        """Returns the file of an image, or its index where it has none."""
+        if self.reader is not None:
+            try:
+                return f"{self.name}/{self.reader.filename(index)}"
+            except (AssertionError, AttributeError, NotImplementedError):
+                pass
+        return f"{self.name}[{index}]"
+
+    def _find_classes(self) -> list[str]:
+        indices: dict[str, int] | None = getattr(self.reader, "class_to_idx", None)
+        indices = indices or getattr(self.reader, "class_name_to_idx", None)
+        if indices:
+            return sorted(indices, key=lambda name: indices[name])
+        features: Any = getattr(getattr(self.reader, "dataset", None), "features", None)
+        names = getattr(self.dataset, "classes", None)
+        if names is None and features is not None and "label" in features:
+            names = features["label"].names
+        if names is None:
+            raise ValueError(f"{self.name} does not name its classes")
+        return [str(name) for name in names]
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Some images of a source, with labels that are indices into a given list of classes.
+
+    Args:
+        source: All the images.
+        indices: The chosen ones.
+        classes: The classes, in the order of the labels.
+    """
+
+    source: Source
+    indices: Sequence[int]
+    classes: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def read(self, index: int) -> tuple[Image.Image, int]:
+        """Returns an image and the index of its class."""
+        image, label = self.source.read(self.indices[index])
+        return image, self.classes.index(self.source.classes[label])
+
+    def filename(self, index: int) -> str:
+        """Returns where an image comes from."""
+        return self.source.filename(self.indices[index])
+
+
+def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tuple[Source, Source]:
+    """Returns the images to train on and those to evaluate on, with the same classes.
+
+    Args:
+        data: A folder with one folder, tar file or pair of idx files for each of train and val; the
+            name of a timm dataset ("torch/cifar10", "hfds/..."); or "embedded".
+        root: Where a dataset with a name is stored.
+        holdout: The fraction to hold out if there is a single folder of class folders.
+    """
+    if holdout:
+        whole = _open_whole(data)
+        train, val = _split(len(whole), holdout)
+        return Subset(whole, train, whole.classes), Subset(whole, val, whole.classes)
+    train, val = open_split(data, "train", root), open_split(data, "val", root)
+    unknown = sorted(set(val.classes) - set(train.classes))
+    if unknown:
+        raise ValueError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
+    if list(val.classes) != list(train.classes):
+        val = Subset(val, range(len(val)), train.classes)
+    return train, val
+
+
+def open_split(data: str, split: str, root: str | None = None) -> Source:
+    """Returns the images of one split, "train" or "val"."""
+    if data == "embedded":
+        return IdxSource(EMBEDDED, _SPLITS[split][-1] if split == "val" else split)
+    if data.startswith(_BY_NAME):
+        return _open_by_name(data, split, root)
+    folder = Path(data)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"data {data!r} is not a folder, a timm dataset ({'NAME, '.join(_BY_NAME)}NAME) or "
+            "'embedded'"
+        )
+    found = _find_split(folder, split)
+    if found is not None:
+        return IdxSource(folder, found) if isinstance(found, str) else _open_path(found)
+    looked_for = ", ".join(f"{name}/, {name}.tar" for name in _SPLITS[split])
+    raise FileNotFoundError(
+        f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
+        "of class folders, hold some images out with holdout, for example 0.2"
+    )
+
+
+def _open_whole(data: str) -> Source:
+    folder = Path(data)
+    has_splits = data == "embedded" or data.startswith(_BY_NAME)
+    if has_splits or any(_find_split(folder, split) for split in _SPLITS):
+        raise ValueError(f"holdout is for one folder of class folders: {data} has splits, use them")
+    if not folder.exists():
+        raise FileNotFoundError(f"data {data!r} does not exist")
+    return _open_path(folder)
+
+
+def _find_split(folder: Path, split: str) -> Path | str | None:
+    """Returns the path of a split, or the first word of its idx files, if it exists."""
+    for name in _SPLITS[split]:
+        if find_idx(folder, name, "images"):
+            return name
+        for path in (folder / name, folder / f"{name}.tar"):
+            if path.exists():
+                return path
+    return None
+
+
+def _open_by_name(data: str, split: str, root: str | None) -> Source:
+    from timm.data.dataset_factory import create_dataset
+
+    folder = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
+    options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
+    for name in _SPLITS[split]:  # datasets name their splits in several ways
+        try:
+            dataset: Any = create_dataset(data, root=folder, split=name, **options)
+        except ValueError:
+            continue
+        except (RuntimeError, OSError, AssertionError, ImportError) as error:
+            raise ValueError(f"data {data!r} cannot be opened (root {folder}): {error}") from error
+        return TimmSource(dataset, data)
+    raise ValueError(f"data {data!r} has no split named {' or '.join(_SPLITS[split])}")
+
+
+def _open_path(path: Path) -> Source:
+    from timm.data.dataset_factory import create_dataset
+
+    options: dict[str, Any] = {"cache_tarinfo": False} if path.is_file() else {}
+    try:
+        dataset: Any = create_dataset("", root=str(path), search_split=False, **options)
+        source = TimmSource(dataset, str(path))
+    except (RuntimeError, OSError, AssertionError, ValueError) as error:
+        raise ValueError(f"{path} holds no images in class folders: {error}") from error
+    if len(source) == 0:
+        raise ValueError(f"{path} holds no images in class folders")
+    return source
+
+
+def _split(count: int, holdout: float) -> tuple[list[int], list[int]]:
+    order = np.random.default_rng(0).permutation(count).tolist()
+    held = math.ceil(count * holdout)
+    if not 0 < held < count:
+        raise ValueError(f"holdout = {holdout} of {count} images leaves an empty split")
+    return sorted(order[held:]), sorted(order[:held])

@@ -1,0 +1,140 @@
+"""Labelled images as tensors: augmented for training, resized and cropped for evaluation."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import timm
+from timm.data.transforms_factory import create_transform
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.classification.sources import Source
+from irpe.train.image_files import BrokenImageError, convert_mode
+from irpe.train.sampling import Sample
+from irpe.train.seeding import seeded
+
+Item = tuple[Tensor, int, int, bool]
+_CACHE_BYTES = 2**28
+
+
+class Batch(NamedTuple):
+    """What the model and the loss get.
+
+    Args:
+        images: The images.
+        labels: Their classes.
+        indices: Their indices in the source.
+        broken: Which of them replace an image that could not be read.
+    """
+
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+    broken: Tensor
+
+
+class LabelledImages(Dataset[Any]):
+    """Images of a source as tensors; a small dataset without augmentation is cached in memory.
+
+    Args:
+        source: The images.
+        transform: From a Pillow image to a tensor.
+        mode: Pillow's name of the colours, "RGB" or "L".
+        seed: The seed of the augmentation; `None` if there is none.
+    """
+
+    def __init__(
+        self, source: Source, transform: Callable[[Any], Tensor], mode: str, seed: int | None
+    ) -> None:
+        self.source = source
+        self.transform = transform
+        self.mode = mode
+        self.seed = seed
+        self.cached: dict[int, Item] = {}
+
+    def __getitem__(self, sample: Sample) -> Item:
+        if sample.image in self.cached:
+            return self.cached[sample.image]
+        image, label, broken = self._read(sample.image)
+        image = convert_mode(image, self.mode)
+        if self.seed is not None:
+            with seeded(self.seed, sample.epoch, sample.position):
+                return self.transform(image), label, sample.image, broken
+        item = self.transform(image), label, sample.image, broken
+        if item[0].nbytes * len(self.source) < _CACHE_BYTES:
+            self.cached[sample.image] = item
+        return item
+
+    def collate(self, items: list[Item]) -> Batch:
+        """Returns a batch."""
+        return Batch._make(default_collate(items))
+
+    def _read(self, index: int) -> tuple[Any, int, bool]:
+        """Returns an image; the next one that can be read, where it cannot."""
+        for other in range(index, index + len(self.source)):
+            try:
+                return *self.source.read(other % len(self.source)), other != index
+            except BrokenImageError:
+                continue
+        raise ValueError(f"none of the {len(self.source)} images can be read")
+
+
+def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
+    """Returns images as they are trained on."""
+    is_random = bool(
+        config.auto_augment
+        or config.color_jitter
+        or config.flip
+        or config.erasing
+        or config.min_scale < 1
+    )
+    if not is_random:
+        return eval_images(source, config.replace(crop=1.0))
+    try:
+        transform: Any = create_transform(
+            _input_size(config),
+            is_training=True,
+            scale=(config.min_scale, 1.0),
+            ratio=(1.0, 1.0) if config.min_scale == 1 else None,
+            hflip=config.flip,
+            color_jitter=config.color_jitter,
+            auto_augment=config.auto_augment or None,
+            interpolation="bicubic",
+            re_prob=config.erasing,
+            re_mode="pixel",
+            **_normalization(config),
+        )
+    except (AssertionError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"auto_augment {config.auto_augment!r} is not a policy of timm, such as "
+            f"rand-m9-mstd0.5-inc1: {error!r}"
+        ) from error
+    return LabelledImages(source, transform, _mode(config), config.seed)
+
+
+def eval_images(source: Source, config: ClassifierConfig) -> LabelledImages:
+    """Returns images as they are evaluated on."""
+    transform: Any = create_transform(
+        _input_size(config), crop_pct=config.crop, interpolation="bicubic", **_normalization(config)
+    )
+    return LabelledImages(source, transform, _mode(config), None)
+
+
+def _input_size(config: ClassifierConfig) -> tuple[int, int, int]:
+    return config.channels, config.image_size, config.image_size
+
+
+def _mode(config: ClassifierConfig) -> str:
+    return "RGB" if config.channels == 3 else "L"
+
+
+def _normalization(config: ClassifierConfig) -> dict[str, Any]:
+    """Returns the mean and deviation of the model's images, averaged for grey ones."""
+    model: Any = timm.get_pretrained_cfg(config.model)
+    if model is None:
+        raise ValueError(f"model {config.model!r} is not one of timm's")
+    values = {"mean": model.mean, "std": model.std}
+    if config.channels == 3:
+        return values
+    return {name: (sum(colours) / len(colours),) for name, colours in values.items()}

@@ -1,0 +1,1 @@
+"""Detectors: images with boxes, DETR, its loss and average precision."""

@@ -1,0 +1,1 @@
+"""Images with boxes, in the layouts of COCO and Pascal VOC."""

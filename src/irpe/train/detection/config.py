@@ -1,0 +1,60 @@
+"""The configuration of a run that trains a detector."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from irpe.train.config import RunConfig, check_at_least, option
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorConfig(RunConfig):
+    """A run that trains a DETR."""
+
+    task: ClassVar[str] = "detection"
+
+    backbone: str = option("Network that computes the feature map, by its timm name.", "resnet50")
+    backbone_lr: float = option("Learning rate of the backbone; 0: it is frozen.", 1e-5)
+    backbone_weights: str = option(
+        "Weights of the backbone: pretrained, none, or a file.", "pretrained"
+    )
+    cached_versions: int = option(
+        "Cache the features of this many augmented versions of each image (needs --backbone-lr 0). "
+        "0: augment anew every epoch.",
+        0,
+    )
+
+    train_split: str = option("Name of the split to train on.", "train")
+    val_split: str = option("Name of the split to evaluate on.", "val")
+    limit: int = option("Use only this many images, the first ones; 0: all.", 0)
+    short_side: int = option("Short side of an image after resizing, in pixels.", 800)
+    min_short_side: int = option(
+        "Training resizes the short side to a random length from this one up to --short-side, in "
+        "steps of 32.",
+        480,
+    )
+    long_side: int = option("Longest long side of an image after resizing, in pixels.", 1333)
+    random_crop: bool = option("Random crops in training, of images or cached features.", True)
+    classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 0, "backbone_lr", "cached_versions", "limit")
+        check_at_least(self, 1, "min_short_side")
+        check_at_least(self, self.min_short_side, "short_side")
+        check_at_least(self, self.short_side, "long_side")
+        if self.initial == "pretrained":
+            raise ValueError(
+                "initial 'pretrained' is for classifiers: a detector starts from a run or a file, "
+                "its backbone from backbone_weights"
+            )
+        if self.cached_versions and self.backbone_lr:
+            raise ValueError(
+                f"cached_versions = {self.cached_versions}: features can be cached only if the "
+                "backbone is frozen, set backbone_lr to 0"
+            )
+        if self.cached_versions and self.backbone_weights == "none":
+            raise ValueError(
+                f"cached_versions = {self.cached_versions}: features of a random backbone are not "
+                "cached, set backbone_weights to 'pretrained' or to a file"
+            )
+        object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists

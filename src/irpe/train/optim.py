@@ -1,0 +1,52 @@
+"""Optimizer and learning rate schedule of a run, both built by timm."""
+
+from typing import Any
+
+from timm.optim._optim_factory import create_optimizer_v2
+from timm.scheduler.multistep_lr import MultiStepLRScheduler
+from timm.scheduler.scheduler_factory import create_scheduler_v2
+
+from irpe.train.config import RunConfig
+
+
+def build_optimizer(groups: Any, config: RunConfig) -> Any:
+    """Returns the optimizer.
+
+    Args:
+        groups: What is optimized: a model, or groups of parameters.
+        config: The configuration.
+    """
+    fused: dict[str, Any] = {"fused": True} if config.optimizer == "adamw" else {}
+    return create_optimizer_v2(
+        groups, opt=config.optimizer, lr=config.lr, weight_decay=config.weight_decay, **fused
+    )
+
+
+def build_schedule(optimizer: Any, config: RunConfig, steps: int) -> Any:
+    """Returns the schedule, cosine or step, which is updated at every step.
+
+    Args:
+        optimizer: The optimizer whose rates it sets.
+        config: The configuration.
+        steps: The number of steps in an epoch.
+    """
+    if config.low_lr_epochs:
+        drop = (config.epochs - config.low_lr_epochs) * steps
+        return MultiStepLRScheduler(
+            optimizer,
+            decay_t=[drop + 1],  # it counts from 1
+            decay_rate=0.1,
+            warmup_t=config.warmup_epochs * steps,
+            warmup_lr_init=config.warmup_lr,
+            t_in_epochs=False,
+        )
+    schedule, _ = create_scheduler_v2(
+        optimizer,
+        num_epochs=config.epochs,
+        min_lr=config.min_lr,
+        warmup_lr=config.warmup_lr,
+        warmup_epochs=config.warmup_epochs,
+        step_on_epochs=False,
+        updates_per_epoch=steps,
+    )
+    return schedule

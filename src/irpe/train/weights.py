@@ -1,0 +1,76 @@
+"""Weights to start from: read from a run, an equipped model or a file, and fitted to a model."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from irpe.files import read_safetensors
+from irpe.train.checkpoint import read_torch
+
+Weights = dict[str, Tensor]
+_HEADS = ("head", "head_dist", "class_labels_classifier")
+
+
+def read_weights(path: Path) -> Weights:
+    """Returns the weights in a run, an equipped model or a file; nothing in it is executed.
+
+    Args:
+        path: The directory of a run or an equipped model, a .safetensors file, or a torch file.
+    """
+    for candidate in (path / "model" / "model.safetensors", path / "model.safetensors"):
+        path = candidate if candidate.is_file() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a finished run, an equipped model or a file")
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    content = read_torch(path)
+    weights: Any = content.get("model", content) if isinstance(content, dict) else content
+    if not isinstance(weights, dict):
+        raise ValueError(f"{path} holds a {type(weights).__name__}, not weights by name")
+    return weights
+
+
+def start_from(model: nn.Module, weights: Weights, name: str) -> None:
+    """Fills a model with weights of another size or other classes, as far as they fit.
+
+    The learned absolute encoding is resampled to the new grid, a head for other classes is left
+    at its random start, tables that the weights do not have stay zero. All else must fit.
+
+    Args:
+        model: The model.
+        weights: The weights.
+        name: What to call them in errors.
+    """
+    own = model.state_dict()
+    weights = {key: value for key, value in weights.items() if not _is_replaced(key, own)}
+    if "pos_embed" in weights and weights["pos_embed"].shape != own["pos_embed"].shape:
+        weights["pos_embed"] = _resample(model, weights["pos_embed"])
+    heads = {key for key in own if key.split(".")[0] in _HEADS}
+    fresh = {key for key in heads if key in weights and weights[key].shape != own[key].shape}
+    fresh |= heads - set(weights)
+    fresh |= {key for key in own if ".rpe." in key and key not in weights}
+    wrong = [key for key in own if key not in fresh and not _fits(weights.get(key), own[key])]
+    wrong += [key for key in weights if key not in own]
+    if wrong:
+        raise ValueError(
+            f"{name} does not fit the model in {len(wrong)} tensors, the first is {wrong[0]}: "
+            f"choose the model and the encoding that it was made with"
+        )
+    model.load_state_dict({**own, **{k: v for k, v in weights.items() if k not in fresh}})
+
+
+def _is_replaced(key: str, own: Weights) -> bool:
+    return key == "pos_embed" and key not in own  # by none or a sinusoid
+
+
+def _fits(weight: Tensor | None, own: Tensor) -> bool:
+    return weight is not None and weight.shape == own.shape
+
+
+def _resample(model: Any, pos_embed: Tensor) -> Tensor:
+    from timm.layers.pos_embed import resample_abs_pos_embed
+
+    size = model.patch_embed.grid_size
+    prefix = model.pos_embed.shape[1] - size[0] * size[1]
+    return resample_abs_pos_embed(pos_embed, list(size), num_prefix_tokens=prefix)

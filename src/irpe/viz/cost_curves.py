@@ -1,0 +1,72 @@
+"""Fig. 4 and 10: what an encoding costs, drawn from measured values."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MARKS = "osD^vP*X"
+
+
+@styled
+def plot_cost_curves(resolutions: Sequence[int], macs: Mapping[str, Sequence[float]]) -> "Figure":
+    """Returns Fig. 4: the multiply-accumulates that each implementation adds, by resolution.
+
+    Args:
+        resolutions: The sides of the images, in pixels.
+        macs: What each implementation adds at each resolution, in multiply-accumulates.
+    """
+    for name, values in macs.items():
+        if len(values) != len(resolutions):
+            raise ValueError(
+                f"{name} has {len(values)} values for {len(resolutions)} resolutions: give as many"
+            )
+    figure = new_figure(COLUMN, 5.4)
+    axes = figure.subplots()
+    for index, (name, values) in enumerate(macs.items()):
+        axes.plot(
+            resolutions,
+            [value / 1e9 for value in values],
+            marker=_MARKS[index % len(_MARKS)],
+            markersize=3.5,
+            color=COLOURS[index % len(COLOURS)],
+            label=name,
+        )
+    axes.grid(axis="y")
+    axes.set(xlabel="resolution, in pixels", ylabel="extra MACs, in billions")
+    axes.set_xticks(list(resolutions))
+    axes.legend(loc="upper left")
+    return figure
+
+
+@styled
+def plot_cost_bars(
+    times: Mapping[str, float], memory: Mapping[str, float], reference: str
+) -> "Figure":
+    """Returns Fig. 10: time and memory of each encoding, relative to a reference.
+
+    Args:
+        times: The time of one step, by encoding, in any unit.
+        memory: The peak memory, by encoding, in any unit.
+        reference: The name of the model without an encoding.
+    """
+    names = [name for name in times if name != reference]
+    if reference not in times or set(times) != set(memory) or not names:
+        raise ValueError(
+            f"time of {', '.join(times)} and memory of {', '.join(memory)}: give both for the "
+            f"same encodings and for the reference {reference!r}"
+        )
+    figure = new_figure(COLUMN, 2 * (0.5 * len(names) + 1.4))
+    measured = (times, "time"), (memory, "memory")
+    for (axes,), (values, label) in zip(panels(figure, 2, 1), measured, strict=True):
+        extra = [100 * (values[name] / values[reference] - 1) for name in names]
+        bars = axes.barh(names, extra, color=COLOURS[0] if label == "time" else COLOURS[4])
+        axes.bar_label(bars, [f"{value:+.1f} %" for value in extra], padding=2, fontsize=6)
+        axes.margins(x=0.2)
+        axes.axvline(0, color="black", linewidth=0.6)
+        axes.invert_yaxis()
+        axes.set(xlabel=f"{label} beyond {reference}, in %")
+    return figure

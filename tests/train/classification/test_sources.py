@@ -1,0 +1,158 @@
+"""Where images come from, and what is wrong with them."""
+
+import gzip
+import io
+import tarfile
+
+import numpy as np
+import pytest
+from data import test_data
+from PIL import Image
+
+from irpe.train.classification.sources import EMBEDDED, open_images, open_split
+from irpe.train.image_files import BrokenImageError
+
+
+def picture(colour, size=(8, 6)):
+    return Image.new("RGB", size, colour)
+
+
+def make_folder(root, splits=("train", "val"), classes=("cat", "dog"), count=3):
+    for split in splits:
+        for number, name in enumerate(classes):
+            folder = root / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                picture((number * 40, index, 0)).save(folder / f"{index}.png")
+    return root
+
+
+def as_tar(folder, path):
+    with tarfile.open(path, "w") as archive:
+        archive.add(folder, arcname=".")
+
+
+def test_embedded_images_are_balanced_and_of_the_promised_number():
+    train, val = open_images("embedded")
+    assert (len(train), len(val)) == (6000, 2000)
+    for source, count in ((train, 600), (val, 200)):
+        labels = [source.read(index)[1] for index in range(len(source))]
+        assert np.bincount(labels).tolist() == [count] * 10
+    assert train.read(0)[0].size == (28, 28)
+    assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 4e6
+    assert "MIT" in (EMBEDDED / "LICENSE").read_text()
+
+
+def test_folders(tmp_path):
+    train, val = open_images(str(make_folder(tmp_path)))
+    assert list(train.classes) == ["cat", "dog"]
+    assert [train.read(index)[1] for index in range(6)] == [0, 0, 0, 1, 1, 1]
+    assert val.read(4)[0].getpixel((0, 0)) == (40, 1, 0)
+    assert val.filename(4) == f"{tmp_path}/val/dog/1.png"
+
+
+def test_tar_files_hold_what_the_folders_hold(tmp_path):
+    make_folder(tmp_path / "folders")
+    (tmp_path / "tars").mkdir()
+    for split in ("train", "val"):
+        as_tar(tmp_path / "folders" / split, tmp_path / "tars" / f"{split}.tar")
+    folders, tars = (open_images(str(tmp_path / kind)) for kind in ("folders", "tars"))
+    for folder, tar in zip(folders, tars, strict=True):
+        assert list(folder.classes) == list(tar.classes)
+        for index in range(len(folder)):
+            (a, label_a), (b, label_b) = folder.read(index), tar.read(index)
+            assert (label_a, a.tobytes()) == (label_b, b.tobytes())
+        tar.reader.tar_state.tf.close()  # timm keeps it open
+
+
+def test_idx_files_that_are_compressed_or_not(tmp_path):
+    images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
+    header = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in images.shape)
+    labels = bytes([0, 0, 8, 1]) + (2).to_bytes(4, "big") + bytes([1, 0])
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(header + images.tobytes())
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(labels))
+    source = open_split(str(tmp_path), "train")
+    image, label = source.read(1)
+    assert (np.asarray(image).tolist(), label) == (images[1].tolist(), 0)
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(header + images.tobytes()[:-1])
+    with pytest.raises(ValueError, match="is damaged, or not an idx file"):
+        open_split(str(tmp_path), "train")
+
+
+def test_a_holdout_is_a_fixed_part_of_one_folder(tmp_path):
+    folder = make_folder(tmp_path, splits=("all",), count=10) / "all"
+    parts = [open_images(str(folder), holdout=0.25) for _ in range(2)]
+    names = [[[s.filename(i) for i in range(len(s))] for s in part] for part in parts]
+    assert names[0] == names[1]
+    train, val = names[0]
+    assert (len(train), len(val)) == (15, 5)
+    assert not set(train) & set(val)
+
+
+@pytest.mark.parametrize("data", ["embedded", "."])
+def test_a_holdout_beside_a_split_is_refused(tmp_path, monkeypatch, data):
+    monkeypatch.chdir(make_folder(tmp_path))
+    with pytest.raises(ValueError, match="has splits, use them"):
+        open_images(data, holdout=0.2)
+
+
+def test_real_images_from_tar_files():
+    train, val = open_images(str(test_data("tiny-imagenet-29")))
+    assert (len(train), len(val), len(train.classes)) == (14500, 1450, 29)
+    images = [val.read(index) for index in range(0, len(val), 50)]
+    assert {image.size for image, _ in images} == {(64, 64)}
+    assert {label for _, label in images} == set(range(29))
+    for source in (train, val):
+        if source.reader.tar_state.tf is not None:
+            source.reader.tar_state.tf.close()
+
+
+def test_labels_of_val_count_the_classes_of_train(tmp_path):
+    make_folder(tmp_path, classes=("ant", "bee", "cat"), count=1)
+    for file in (tmp_path / "val/ant").iterdir():
+        file.unlink()
+    (tmp_path / "val/ant").rmdir()
+    train, val = open_images(str(tmp_path))
+    assert [val.read(index)[1] for index in range(2)] == [1, 2]
+    assert list(val.classes) == list(train.classes)
+
+
+def test_classes_that_are_not_trained(tmp_path):
+    make_folder(tmp_path, splits=("train",), classes=("ant",), count=1)
+    make_folder(tmp_path, splits=("val",), classes=("ant", "bee"), count=1)
+    with pytest.raises(ValueError, match="classes that train lacks: bee"):
+        open_images(str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"no image", "half"])
+def test_broken_images(tmp_path, content):
+    if content == "half":
+        file = io.BytesIO()
+        picture((1, 2, 3), (64, 64)).save(file, "JPEG")
+        content = file.getvalue()[:-300]
+    make_folder(tmp_path)
+    (tmp_path / "train/cat/1.png").write_bytes(content)
+    train, _ = open_images(str(tmp_path))
+    with pytest.raises(BrokenImageError, match=r"train/cat/1\.png"):
+        train.read(1)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        ("nowhere", "is not a folder"),
+        ("torch/no_such_set", "cannot be opened"),
+        ("empty", r"has no train images: looked for train/, train\.tar"),
+    ],
+)
+def test_data_that_is_not_there(tmp_path, monkeypatch, data, match):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises((ValueError, OSError), match=match):
+        open_images(data, root=str(tmp_path / "root"))
+
+
+def test_a_folder_without_images(tmp_path):
+    (tmp_path / "train/cat").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds no images in class folders"):
+        open_images(str(tmp_path))

@@ -1,0 +1,30 @@
+"""Labelled images as tensors: broken ones are replaced, deep ones keep their shades."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from train.little import CONFIG, Damaged
+
+from irpe.train.classification.transforms import eval_images
+from irpe.train.image_files import convert_mode
+from irpe.train.sampling import Sample
+
+
+def test_a_broken_image_is_replaced_by_the_next_and_marked():
+    images = eval_images(Damaged({3, 0}), CONFIG)
+    _, label, index, broken = images[Sample(0, 0, 3)]
+    assert (label, index, broken) == (1, 3, True)
+    _, label, index, broken = images[Sample(0, 0, 2)]
+    assert (label, index, broken) == (2, 2, False)
+
+
+def test_grey_images_of_16_bits_keep_their_shades():
+    pixels = np.array([[0, 256, 40000, 65535]], dtype=np.uint16)
+    image = convert_mode(Image.fromarray(pixels), "L")
+    assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
+
+
+def test_nothing_but_broken_images():
+    images = eval_images(Damaged({0, 1, 2, 3}), CONFIG)
+    with pytest.raises(ValueError, match="none of the 4 images can be read"):
+        images[Sample(0, 0, 0)]
