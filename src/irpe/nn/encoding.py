@@ -19,6 +19,8 @@ from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rp
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
 
+_LISTS = (*ROLES.values(), "bias_tables")
+
 
 class RelativePositionEncoding(nn.Module):
     """The tables of an encoding for one attention, all zero at the start.
@@ -63,10 +65,11 @@ class RelativePositionEncoding(nn.Module):
         self.spec = attention_encoding(spec)
         self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
         self.impl = impl
-        for role in (*ROLES.values(), "bias_tables"):
+        for role in _LISTS:
             setattr(self, role, nn.ParameterList())
         shapes = self.spec.parameter_shapes(self.size)
         check_table_size(self.spec, shapes)
+        self._others = tuple(name for name in shapes if "." not in name)
         for name, shape in shapes.items():
             parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             role, in_list, _ = name.partition(".")
@@ -167,7 +170,11 @@ class RelativePositionEncoding(nn.Module):
     ) -> tuple[tuple[BucketMap, ...], AttentionArguments]:
         """Returns the maps and the arguments of attention on a grid."""
         maps = self.maps(grid, device)
-        parameters = dict(self.named_parameters())
+        # By attribute: in the replicas of DataParallel these are tensors, not parameters.
+        parameters = {name: getattr(self, name) for name in self._others}
+        for role in _LISTS:
+            for number, table in enumerate(getattr(self, role)):
+                parameters[f"{role}.{number}"] = table
         return maps, self.spec.arguments_on(grid, parameters, self.size)
 
     def extra_repr(self) -> str:
