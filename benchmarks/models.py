@@ -1,7 +1,11 @@
-"""What the encodings cost a whole model: time relative to the same timm model without one.
+"""What the encodings cost a whole model: time relative to the same model without one.
 
 python -m benchmarks.models
-python -m benchmarks.models --model deit_tiny_patch16_224 --batch 4 --rounds 10
+python -m benchmarks.models --model laptop --rounds 9
+python -m benchmarks.models --model deit_tiny_patch16_224 --batch 4
+
+CPU times of one thread, medians of interleaved rounds. The model "laptop" is the ViT that
+`irpe ablate` trains on its embedded images, with the batch of its recipe.
 """
 
 import argparse
@@ -12,8 +16,10 @@ import timm
 import torch
 
 import irpe
-from benchmarks.timing import write_report
-from irpe.profile.measure import interleaved
+from benchmarks.timing import interleaved_medians, ratios_to, write_report
+from irpe.adapters.equip import table_names
+from irpe.recipes.classification import laptop
+from irpe.train.classification.model import build_model
 
 ENCODINGS = {
     "bias K": "product-bias-k",
@@ -27,23 +33,42 @@ PASSES = ("inference", "training step")
 
 def main() -> None:
     arguments = parse_arguments()
-    torch.set_num_threads(arguments.threads)
-    torch.manual_seed(0)
-    models = {"plain": timm.create_model(arguments.model)}
-    for name, spec in ENCODINGS.items():
-        models[name] = irpe.equip(timm.create_model(arguments.model), spec)
-        for table in irpe.adapters.equip.table_names(models[name]):
-            torch.nn.init.normal_(models[name].get_parameter(table), std=0.02)
-    images = torch.randn(arguments.batch, *models["plain"].pretrained_cfg["input_size"])
+    torch.set_num_threads(1)
+    results = {
+        model: measure(model, arguments.batch, arguments.rounds)
+        for model in arguments.model or ("deit_small_patch16_224", "laptop")
+    }
+    write_report(arguments.output, results)
 
-    ratios: dict[str, dict[str, float]] = {}
+
+def measure(name: str, batch: int | None, rounds: int) -> dict[str, object]:
+    """Returns the ratios of CPU and wall time to the plain model's, for each pass."""
+    torch.manual_seed(0)
+    models = {"plain": make_model(name)}
+    for label, spec in ENCODINGS.items():
+        models[label] = irpe.equip(make_model(name), spec)
+        for table in table_names(models[label]):
+            torch.nn.init.normal_(models[label].get_parameter(table), std=0.02)
+    batch = batch or (laptop().batch_size if name == "laptop" else 8)
+    plain = models["plain"]
+    channels, size = plain.patch_embed.proj.in_channels, plain.patch_embed.img_size
+    images = torch.randn(batch, channels, *size)
+    found: dict[str, object] = {"batch": batch}
+    print(f"{name}, batch {batch}: CPU time of one thread relative to the plain model")
+    print(f"{'':14}" + "".join(f"{label:>9}" for label in ENCODINGS))
     for what in PASSES:
-        runs = {name: make_run(model, images, what) for name, model in models.items()}
-        seconds = interleaved(runs, arguments.rounds)
-        ratios[what] = {name: seconds[name] / seconds["plain"] for name in ENCODINGS}
-        print(f"{what}: the plain model takes {seconds['plain'] * 1e3:.0f} ms")
-    print_table(ratios)
-    write_report(arguments.output, {"model": arguments.model, "batch": arguments.batch, **ratios})
+        runs = {label: make_run(model, images, what) for label, model in models.items()}
+        medians = interleaved_medians(runs, rounds)
+        found[what] = {kind: ratios_to("plain", medians, kind) for kind in ("cpu", "wall")}
+        row = ratios_to("plain", medians, "cpu").values()
+        print(f"{what:14}" + "".join(f"{ratio:9.3f}" for ratio in row), flush=True)
+    return found
+
+
+def make_model(name: str) -> torch.nn.Module:
+    if name == "laptop":
+        return build_model(laptop(), 10)
+    return timm.create_model(name)
 
 
 def make_run(model: torch.nn.Module, images: torch.Tensor, what: str) -> Callable[[], object]:
@@ -60,18 +85,11 @@ def make_run(model: torch.nn.Module, images: torch.Tensor, what: str) -> Callabl
     return infer if what == "inference" else train
 
 
-def print_table(ratios: dict[str, dict[str, float]]) -> None:
-    print(f"{'':14}" + "".join(f"{name:>9}" for name in ENCODINGS))
-    for what, row in ratios.items():
-        print(f"{what:14}" + "".join(f"{ratio:9.3f}" for ratio in row.values()))
-
-
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default="deit_small_patch16_224")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--model", action="append", help="timm's name, or laptop; repeat it")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/models.json"))
     return parser.parse_args()
 

@@ -13,13 +13,25 @@ def explained(case, **arguments):
     return explain(case.q, case.k, case.v, case.maps, **case.tables, **arguments)
 
 
-def test_small_calls_are_whole_and_large_ones_blockwise():
-    small = Case(RPESpec(targets="k", index=Clip(1)), (7, 8))
-    assert explained(small).name == "whole"
-    one_block = schedule_of(torch.device("cpu")).weights
-    images = one_block // (2 * 57 * 57) + 1
-    large = Case(RPESpec(targets="k", index=Clip(1)), (7, 8), batch=images, dtype=torch.float32)
-    assert explained(large).name == "blockwise"
+@pytest.mark.parametrize(
+    ("method", "targets", "needs_grad", "blocks"),
+    [
+        ("product", "k", True, 2),
+        ("product", "qkv", False, 2),
+        ("product", "k", False, 8),
+        ("cross", "k", True, 1),
+        ("cross", "k", False, 1),
+    ],
+)
+def test_small_calls_are_whole_and_large_ones_blockwise(method, targets, needs_grad, blocks):
+    most = blocks * schedule_of(torch.device("cpu")).weights
+    for images, name in [(most // (2 * 57**2), "whole"), (most // (2 * 57**2) + 1, "blockwise")]:
+        case = Case(RPESpec(method, targets=targets, index=Clip(1)), (7, 8))
+        case.q, case.k, case.v = (
+            x[:1].expand(images, -1, -1, -1) for x in (case.q, case.k, case.v)
+        )
+        with torch.set_grad_enabled(needs_grad):
+            assert explained(case).name == name
 
 
 def test_what_whole_does_not_do_is_blockwise():
@@ -42,7 +54,7 @@ def test_the_explanation_has_a_reason_for_each_implementation():
     found = explained(case)
     assert {found.name, *found.others} == set(IMPLEMENTATIONS)
     printed = str(found).splitlines()
-    assert printed[0] == "whole: all pairs fit into one block"
+    assert printed[0] == "whole: its pairs are few enough to be computed at once"
     assert "  not folded: it takes maps that depend on one of several axes each" in printed[3]
     with pytest.raises(TypeError, match="impl: not an argument"):
         explained(case, impl="plain")

@@ -43,11 +43,11 @@ def test_bias_adds_nothing():
         assert count(lambda: case.attention("blockwise")) == 2 * (2 * 3 * 57 * 8) * (2 * 57)
 
 
-@pytest.mark.parametrize(("impl", "dim"), [("whole", 8), ("blockwise", 8), ("blockwise", 2)])
-def test_backward_counts_two_products_per_table_and_what_it_repeats(impl, dim):
-    case = Case(RPESpec(targets="qkv"), (7, 8), 1, batch=2, heads=3, dim=dim)
-    out = case.attention(impl)
-    tokens, used = 2 * 3 * 57 * dim, case.maps[0].num_used_buckets
-    repeated = 0 if 16 * dim >= 57 else 57 + 2 * used  # where the weights were not kept
+@pytest.mark.parametrize("way", ["whole", "blockwise", "blockwise, small blocks"])
+def test_backward_counts_two_products_per_table_and_what_it_repeats(way, use_way):
+    case = Case(RPESpec(targets="qkv"), (7, 8), 1, batch=2, heads=3, dim=2)
+    out = case.attention(use_way(way))
+    tokens, used = 2 * 3 * 57 * 2, case.maps[0].num_used_buckets
+    repeated = 57 + 2 * used if way.endswith("blocks") else 0  # where no weights were kept
     flops = count(lambda: torch.autograd.grad(out, case.leaves(), case.grad_out))
     assert flops == 2 * tokens * (4 * 57 + 6 * used + repeated)

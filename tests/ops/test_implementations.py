@@ -176,7 +176,8 @@ def test_backward_is_deterministic(way, use_way):
     assert all(torch.equal(a, f) for a, f in zip(again, first, strict=True))
 
 
-def test_the_weights_are_kept_only_while_they_are_small():
+def test_the_weights_are_kept_only_while_they_are_small(use_way):
+    impl = use_way("blockwise, small blocks")
     for grid, is_kept in (((4, 4), True), ((4, 5), False)):  # 16 keys of dimension 1, and more
         case, shapes = Case(RPESpec("product", index=Clip(1)), grid, 0, dim=1), []
 
@@ -185,7 +186,7 @@ def test_the_weights_are_kept_only_while_they_are_small():
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            case.attention("blockwise")
+            case.attention(impl)
         tokens = grid[0] * grid[1]
         assert ((2, 2, tokens, tokens) in shapes) is is_kept
 

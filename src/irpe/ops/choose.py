@@ -74,11 +74,27 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     if whole.supports(call) is None:
         if blocked is not None:
             return "whole", f"blockwise is out: {blocked}"
-        if call.num_pairs <= schedule_of(call.q.device).weights:
-            return "whole", "all pairs fit into one block"
+        if call.num_pairs <= _most_pairs_at_once(call):
+            return "whole", "its pairs are few enough to be computed at once"
     elif blocked is not None:
         return "plain", f"blockwise is out: {blocked}; whole is out: {whole.supports(call)}"
     return "blockwise", _REMARKS["blockwise"]
+
+
+def _most_pairs_at_once(call: AttentionCall) -> int:
+    """Returns up to how many pairs `whole` is faster than `blockwise`.
+
+    Off the CPU that is a question of memory. The sizes for the CPU are those of
+    benchmarks/results/implementations.json: a block of the cache; more where PyTorch's own kernel
+    takes all of b_ij as a mask, or the products of a head are small. Several maps gain from blocks
+    earlier, because only there is what repeats over the grid gathered once.
+    """
+    one_block = schedule_of(call.q.device).weights
+    if call.q.device.type != "cpu" or len(call.maps) > 1:
+        return one_block
+    if not call.needs_grad and not call.tables.value:
+        return 8 * one_block
+    return 2 * one_block if call.k.shape[2] <= 128 else one_block
 
 
 def explain_choice(call: AttentionCall) -> Explanation:

@@ -12,15 +12,17 @@ from irpe.ops.impl.blockwise.terms import Block, uses_pairs
 
 
 class Schedule(NamedTuple):
-    """The largest blocks of a device, in pairs: of a pass that makes the weights, or none.
+    """How much a device computes at once, in pairs of tokens.
 
     Args:
-        weights: Pairs of a block whose attention weights are made.
-        mask: Pairs of a block that goes to PyTorch's own kernel as a mask.
+        weights: The largest block whose attention weights are made.
+        mask: The largest block that goes to PyTorch's own kernel as a mask.
+        kept: Up to so many, weights are kept for the backward pass in any case.
     """
 
     weights: int
     mask: int
+    kept: int = 2**22  # 16 MiB in float32
 
 
 # On the CPU a block and what is made of it stay in the cache of a core, so its size grows with the
@@ -37,9 +39,11 @@ def keeps_weights(call: AttentionCall) -> bool:
     """Tells whether the backward pass gets the attention weights.
 
     It does where they are no larger than the other activations that a transformer block keeps for
-    its backward pass, about 16 times q.
+    its backward pass, about 16 times q, or small in any case.
     """
-    return call.k.shape[2] <= 16 * call.q.shape[3]
+    return (
+        call.k.shape[2] <= 16 * call.q.shape[3] or call.num_pairs <= schedule_of(call.q.device).kept
+    )
 
 
 def make_blocks(call: CompactCall, makes_weights: bool) -> list[Block]:
