@@ -108,7 +108,8 @@ def make_run(
         leaves.extend(encoding.parameters())
         grid = (side, side)
         attend = lambda: encoding(q, k, v, grid=grid)  # noqa: E731
-        chosen = encoding.explain(q, k, v, grid=grid).name
+        with torch.set_grad_enabled(what == "training"):
+            chosen = encoding.explain(q, k, v, grid=grid).name
 
     def infer() -> object:
         with torch.inference_mode():

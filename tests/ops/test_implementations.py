@@ -89,6 +89,14 @@ def test_cross_of_several_heads_and_images(way, use_way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+def test_a_mask_is_added_once_to_the_bias_of_several_images(way, use_way):
+    case = Case(RPESpec("cross", "bias", shared_heads=False), (5, 6), batch=3, mask="additive")
+    expected = case.attention("reference")
+    with torch.no_grad():
+        assert_all_close([case.attention(use_way(way))], [expected], 1e-10)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_maps_in_any_order_and_tables_of_any_heads(way, use_way):
     """What repeats over the grid is found in the ids, not in the order of the maps."""
     case = Case(RPESpec("cross", targets="k", index=Clip(1)), (4, 5))

@@ -5,7 +5,7 @@ import torch
 from cases import Case
 from torch.autograd import forward_ad
 
-from irpe import Clip, RPESpec
+from irpe import Clip, RPESpec, rpe_attention
 
 # PyTorch's own forward-mode rules are TorchScript, which it warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
@@ -70,3 +70,39 @@ def test_derivatives_of_derivatives_work_or_name_what_does(case):
         out = attend(case, leaf, impl).sum()
         with pytest.raises(NotImplementedError, match="impl='plain'"):
             torch.autograd.grad(out, leaf, create_graph=True)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: torch.func.grad(f)(x),
+        lambda f, x: torch.func.vmap(f)(torch.stack([x, 2 * x])),
+        lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+    ],
+    ids=["grad", "vmap", "jvp"],
+)
+def test_compiled_transforms(case, transform):
+    q, k, v, maps, tables = case.q.detach(), case.k, case.v, case.maps, case.tables
+
+    def run(x):
+        return transform(lambda y: rpe_attention(y, k, v, maps, **tables).square().sum(), x)
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q), run(q))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("impl", ["whole", "blockwise"])
+def test_compiled_with_one_tensor_in_several_places(case, impl):
+    table = case.tables["key_tables"][0]
+
+    def run(x, table):
+        tables = {"query_tables": [table], "key_tables": [table]}
+        return rpe_attention(x, x, x, case.maps, **tables, impl=impl).square().sum()
+
+    q = case.q.detach().requires_grad_()
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    found, expected = (torch.autograd.grad(f(q, table), [q, table]) for f in (compiled, run))
+    for f, e in zip(found, expected, strict=True):
+        torch.testing.assert_close(f, e)
+    torch._dynamo.reset()

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from irpe.core.choices import check_choice
+from irpe.core.constants import traced_as_constant
 from irpe.ops.call import AttentionCall
 from irpe.ops.impl import blockwise, folded, plain, reference, whole
 from irpe.ops.impl.blockwise.schedule import schedule_of
@@ -68,7 +69,7 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     """
     if torch.compiler.is_exporting():
         return "plain", "an exporter gets operators that it knows"
-    if not torch.compiler.is_compiling() and _is_transformed():
+    if _is_transformed():
         return "plain", "torch.func and forward-mode differentiation need plain operators"
     blocked = blockwise.supports(call)
     if whole.supports(call) is None:
@@ -90,8 +91,10 @@ def _most_pairs_at_once(call: AttentionCall) -> int:
     earlier, because only there is what repeats over the grid gathered once.
     """
     one_block = schedule_of(call.q.device).weights
-    if call.q.device.type != "cpu" or len(call.maps) > 1:
+    if call.q.device.type != "cpu":
         return one_block
+    if len(call.maps) > 1:
+        return one_block if call.needs_grad else one_block // 4
     if not call.needs_grad and not call.tables.value:
         return 8 * one_block
     return 2 * one_block if call.k.shape[2] <= 128 else one_block
@@ -128,8 +131,9 @@ def select(call: AttentionCall, impl: str) -> Implementation:
     return IMPLEMENTATIONS[impl]
 
 
+@traced_as_constant
 def _is_transformed() -> bool:
     """Tells whether a transform of torch.func, or forward-mode differentiation, is in force."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    in_transform = functorch.peek_interpreter_stack() is not None
+    in_transform = functorch.maybe_current_level() is not None
     return in_transform or torch.autograd.forward_ad._current_level >= 0

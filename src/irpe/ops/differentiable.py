@@ -139,7 +139,19 @@ def differentiable_attention(call: AttentionCall, passes: type[Passes], keeps: b
         compact.seed,
         tuple(map(len, compact.tables.roles())),
     )
-    return _Attention.apply(passes, keeps, rest, *compact.leaves())
+    leaves = compact.leaves()
+    if torch.compiler.is_compiling():
+        leaves = _without_repetition(leaves)
+    return _Attention.apply(passes, keeps, rest, *leaves)
+
+
+def _without_repetition(leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Returns the leaves, a view for each that came before: a compiler takes none of them twice."""
+    found: list[Tensor | None] = []
+    for leaf in leaves:
+        is_repeated = leaf is not None and any(leaf is other for other in found)
+        found.append(leaf.view_as(leaf) if is_repeated and leaf is not None else leaf)
+    return found
 
 
 class _Rest(NamedTuple):

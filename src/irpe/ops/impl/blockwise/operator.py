@@ -7,8 +7,8 @@ from torch import Tensor
 
 from irpe.ops.differentiable import CompactCall, Gradients
 from irpe.ops.impl.blockwise.passes import BlockPasses
+from irpe.ops.impl.blockwise.roles import keeps_sums
 from irpe.ops.impl.blockwise.schedule import make_blocks
-from irpe.ops.impl.blockwise.terms import keeps_sums
 from irpe.ops.precision import accumulation_dtype
 from irpe.ops.shapes import Tokens
 

@@ -14,9 +14,7 @@ from torch import Tensor
 
 from irpe.ops.differentiable import CompactCall, Gradients
 from irpe.ops.gather import bias_sum, gather_bias
-from irpe.ops.impl.blockwise.terms import (
-    Block,
-    Term,
+from irpe.ops.impl.blockwise.roles import (
     add_combinations,
     join_sums,
     keeps_sums,
@@ -25,6 +23,7 @@ from irpe.ops.impl.blockwise.terms import (
     restore_sums,
     table_gradients,
 )
+from irpe.ops.impl.blockwise.terms import Block, Term
 from irpe.ops.precision import accumulation_dtype, add_product_, product_dtype
 from irpe.ops.shapes import Keys, Scores, Tokens
 from irpe.ops.softmax import add_mask_, masked_softmax_into
@@ -75,7 +74,7 @@ class BlockPasses:
             if self.call.mask is not None:
                 mask = self._mask(block)
                 shape = torch.broadcast_shapes(bias.shape, mask.shape)
-                bias = add_mask_(bias.expand(shape).contiguous(), mask)
+                bias = add_mask_(bias.expand(shape).clone(), mask)  # a bias is cached
             q, k, v = self.q[batch, heads, queries], self.k[batch, heads], self.v[batch, heads]
             bias = bias.to(self.operand)
             part = F.scaled_dot_product_attention(q, k, v, bias, scale=self.scale)

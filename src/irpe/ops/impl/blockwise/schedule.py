@@ -8,7 +8,8 @@ import torch
 
 from irpe.ops.call import AttentionCall
 from irpe.ops.differentiable import CompactCall
-from irpe.ops.impl.blockwise.terms import Block, uses_pairs
+from irpe.ops.impl.blockwise.roles import uses_pairs
+from irpe.ops.impl.blockwise.terms import Block
 
 
 class Schedule(NamedTuple):
