@@ -97,10 +97,11 @@ def bias_sum(
 ) -> ScalarTable:
     """Returns the sums of the pairs in the buckets of a table: the adjoint of `gather_bias`."""
     heads_or_1, rows = table.shape
-    if ids.ndim == 2:
-        pairs = pairs.sum(0, dtype=accumulation_dtype(pairs.dtype))
-    sums = bucket_sum(pairs, ids, rows, "nobody").squeeze(-2)  # *batch heads rows
-    sums = sums if ids.ndim == 2 else sums.sum(0)
+    if ids.ndim == 2:  # what shares a bucket is added up before it is spread over buckets
+        axes = (0, 1) if heads_or_1 == 1 else 0
+        pairs = pairs.sum(axes, dtype=accumulation_dtype(pairs.dtype)).view(-1, *ids.shape)
+        return bucket_sum(pairs, ids, rows, "nobody").squeeze(-2)
+    sums = bucket_sum(pairs, ids, rows, "nobody").squeeze(-2).sum(0)
     return sums.sum_to_size(heads_or_1, rows)
 
 
