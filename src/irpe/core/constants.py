@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -23,7 +23,7 @@ def built_once(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
             with ThreadPoolExecutor(max_workers=1) as fresh_thread:
                 return fresh_thread.submit(build, *args, **kwargs).result()
 
-        return build_in_fresh_thread  # pyright: ignore[reportReturnType]
+        return cast(Callable[P, R], build_in_fresh_thread)
 
     return decorate
 
@@ -33,5 +33,5 @@ def traced_as_constant(function: Callable[P, R]) -> Callable[P, R]:
 
     This is torch.compiler.assume_constant_result without loading the compiler on import.
     """
-    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    setattr(function, "_dynamo_marked_constant", True)  # noqa: B010
     return function

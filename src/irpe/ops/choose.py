@@ -134,6 +134,6 @@ def select(call: AttentionCall, impl: str) -> Implementation:
 @traced_as_constant
 def _is_transformed() -> bool:
     """Tells whether a transform of torch.func, or forward-mode differentiation, is in force."""
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    in_transform = functorch.maybe_current_level() is not None
+    native: Any = torch._C
+    in_transform = native._functorch.maybe_current_level() is not None
     return in_transform or torch.autograd.forward_ad._current_level >= 0

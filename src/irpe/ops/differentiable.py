@@ -100,8 +100,9 @@ class Gradients(NamedTuple):
         """Returns the gradients in another dtype."""
         if self.q.dtype == dtype:
             return self
-        first = [None if x is None else x.to(dtype) for x in self[:6]]
-        return Gradients(*first, [x.to(dtype) for x in self.tables])  # pyright: ignore
+        table_q, table_k, mask = (None if x is None else x.to(dtype) for x in self[3:6])
+        q, k, v, tables = self.q.to(dtype), self.k.to(dtype), self.v.to(dtype), self.tables
+        return Gradients(q, k, v, table_q, table_k, mask, [x.to(dtype) for x in tables])
 
 
 class Passes(Protocol):

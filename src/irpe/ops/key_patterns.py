@@ -20,10 +20,9 @@ from irpe.ops.shapes import Scores
 
 Narrow = Float[Tensor, "batch heads query narrow"]  # an element for each group of keys
 _PAIRS_AT_ONCE = 2**20  # compared at a time
-# Distinct rows of the grid are worth a pattern of their own where few stand for many long ones:
-# so many rows for each distinct one, with prefix tokens, which take one copy of all pairs more, and
-# at least so many keys in a row.
-_REPEATS, _REPEATS_WITH_PREFIX, _MIN_WIDTH = 4, 8, 16
+# Distinct rows are worth a pattern where each stands for so many (a prefix takes a copy more) ...
+_REPEATS, _REPEATS_WITH_PREFIX = 4, 8
+_MIN_WIDTH = 16  # ... of at least so many keys
 
 
 class Dense(NamedTuple):
