@@ -88,9 +88,10 @@ def test_cross_of_several_heads_and_images(way, use_way):
     assert_all_close(case.output_and_gradients(use_way(way)), expected, 1e-10)
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_mask_is_added_once_to_the_bias_of_several_images(way, use_way):
-    case = Case(RPESpec("cross", "bias", shared_heads=False), (5, 6), batch=3, mask="additive")
+def test_a_mask_is_added_once_to_the_bias_of_several_images(way, shared, use_way):
+    case = Case(RPESpec("cross", "bias", shared_heads=shared), (5, 6), batch=3, mask="additive")
     expected = case.attention("reference")
     with torch.no_grad():
         assert_all_close([case.attention(use_way(way))], [expected], 1e-10)
