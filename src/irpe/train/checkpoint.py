@@ -18,8 +18,9 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     try:
         write_whole(path, lambda file: torch.save({"format": _FORMAT, **state}, file))
     except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise OSError(
-            f"the checkpoint {path} could not be written: {error}; the previous one is untouched"
+            f"the checkpoint {path} could not be written: {reason}; the previous one is untouched"
         ) from error
 
 
@@ -57,7 +58,7 @@ def check_disk_space(directory: Path, num_bytes: int) -> None:
             pass
     except OSError as error:
         raise OSError(
-            f"{directory} cannot be written to: {error}; choose another --output"
+            f"{directory} cannot be written to: {error.strerror}; choose another --output"
         ) from None
     free = shutil.disk_usage(directory).free
     if free < 2 * num_bytes:
