@@ -20,6 +20,7 @@ from torch import nn
 
 import irpe
 from irpe.adapters.equipped import equipment_of
+from irpe.files import write_together
 
 SPEC = "product-contextual-k"
 FILES = ["irpe.json", "model.safetensors"]
@@ -192,27 +193,63 @@ def test_an_older_save_is_replaced(saved):
     assert os.listdir(path.parent) == ["model"]
 
 
-@pytest.mark.parametrize("kind", ["file", "directory", "empty directory"])
+@pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_not_ours_is_not_overwritten(tmp_path, kind):
     path = tmp_path / "thesis"
     kept = path
-    if kind != "file":
+    if kind == "directory":
         path.mkdir()
         kept = path / "chapter"
-    if kind != "empty directory":
-        kept.write_text("all of it")
+    kept.write_text("all of it")
     with pytest.raises(FileExistsError, match="thesis exists and is not an equipped model"):
         irpe.save_equipped(equipped(make_vit, {}), path)
-    assert kind == "empty directory" or kept.read_text() == "all of it"
+    assert kept.read_text() == "all of it"
     assert os.listdir(tmp_path) == ["thesis"]
 
 
+def test_other_files_in_the_directory_of_an_older_save_stay(saved):
+    path, _ = saved
+    (path / "notes.txt").write_text("mine")
+    (path / "more").mkdir()
+    (path / "more" / "data").write_text("mine too")
+    new = equipped(make_vit, {"spec": "cross-bias-k"})
+    irpe.save_equipped(new, path)
+    assert (path / "notes.txt").read_text() == "mine"
+    assert (path / "more" / "data").read_text() == "mine too"
+    assert sorted(os.listdir(path)) == sorted([*FILES, "more", "notes.txt"])
+    assert_equal(irpe.load_equipped(path), new, images())
+
+
+@pytest.mark.parametrize("left", [[], [".model.safetensors.a1b2"], ["model.safetensors"]])
+def test_what_a_killed_save_left_is_completed(tmp_path, left):
+    (tmp_path / "model").mkdir()
+    for name in left:
+        (tmp_path / "model" / name).write_text("half")
+    model = equipped(make_vit, {})
+    irpe.save_equipped(model, tmp_path / "model")
+    assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "dangling"])
+def test_symbolic_links_are_followed(tmp_path, is_there):
+    model, target = equipped(make_vit, {}), tmp_path / "target"
+    if is_there:
+        irpe.save_equipped(equipped(make_vit, {"spec": "cross-bias-k"}), target)
+        (target / "irpe.json").rename(tmp_path / "description")
+        (target / "irpe.json").symlink_to("../description")
+    (tmp_path / "link").symlink_to("target")
+    irpe.save_equipped(model, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (target / "irpe.json").is_symlink() == is_there
+    assert_equal(irpe.load_equipped(target), model, images())
+
+
 @pytest.mark.parametrize("is_new", [True, False], ids=["new place", "old save"])
-@pytest.mark.parametrize("step", ["tensors", "description", "last rename"])
+@pytest.mark.parametrize("step", ["tensors", "description", "first rename"])
 def test_a_failing_write_leaves_what_was_there(tmp_path, saved, monkeypatch, step, is_new):
     path, old = saved
     target = path.with_name("new") if is_new else path
-    fail_at(monkeypatch, step, target)
+    fail_at(monkeypatch, step)
     new = equipped(make_vit, {"spec": "cross-bias-k"})
     with pytest.raises(OSError, match="disk is full"):
         irpe.save_equipped(new, target)
@@ -221,33 +258,21 @@ def test_a_failing_write_leaves_what_was_there(tmp_path, saved, monkeypatch, ste
     assert_equal(irpe.load_equipped(path), old, images())
 
 
-def fail_at(monkeypatch, step, target):
+def fail_at(monkeypatch, step):
     """Makes one of the steps of a save fail half-way."""
 
-    def write(tensors, path, *arguments):
-        path.write_bytes(b"half")
+    def fail(*arguments):
         raise OSError("the disk is full")
 
-    def write_text(path, *arguments, **options):
-        path.write_bytes(b"half")
-        raise OSError("the disk is full")
+    def write(contents):
+        files = list(contents)
+        failing = files[step == "description"]
+        write_together({**contents, failing: lambda file: fail(file.write(b"half"))})
 
-    def move(rename):
-        def fail(source, destination, *arguments):
-            if os.fspath(destination) == os.fspath(target):
-                monkeypatch.undo()  # what comes after may set things right
-                raise OSError("the disk is full")
-            return rename(source, destination, *arguments)
-
-        return fail
-
-    if step == "tensors":
-        monkeypatch.setattr(safetensors.torch, "save_file", write)
-    elif step == "description":
-        monkeypatch.setattr("pathlib.Path.write_text", write_text)
+    if step == "first rename":
+        monkeypatch.setattr(os, "replace", fail)
     else:
-        for name in ("rename", "replace"):
-            monkeypatch.setattr(os, name, move(getattr(os, name)))
+        monkeypatch.setattr("irpe.adapters.saving.write_together", write)
 
 
 def test_a_plain_model_is_not_saved(tmp_path):

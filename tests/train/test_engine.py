@@ -104,7 +104,9 @@ def test_a_run_leaves_its_files_and_returns_what_they_hold(whole):
 
 def test_a_run_that_has_ended_returns_its_model_and_history_without_a_score(whole):
     config, directory, found = whole
+    (directory / "model/notes").write_text("mine")
     again = train(directory, config)
+    assert (directory / "model/notes").read_text() == "mine"
     assert same(again.model, found.model)
     assert (again.history, again.score) == (found.history, None)
 
@@ -239,10 +241,12 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path):
 
 
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/.checkpoint.pt.x1y2").write_text("half")
+    (tmp_path / "run/model/.model.safetensors.x1y2").write_text("half")
     trainer(tmp_path / "run")
     assert not list((tmp_path / "run").glob(".checkpoint*"))
+    assert not list((tmp_path / "run/model").iterdir())
 
 
 WITH_WORKERS = """

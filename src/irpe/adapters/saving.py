@@ -1,13 +1,12 @@
 """Equipped models on disk: a directory with the tensors (safetensors) and a description (json).
 
-Nothing that is read here can run code. A directory is written under another name and then renamed,
-so that it is complete or does not exist.
+Nothing that is read here can run code. The two files are replaced together, each whole or not at
+all; whatever else is in the directory stays.
 """
 
 import importlib
 import json
 import os
-import tempfile
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from irpe.adapters.equipped import Equipment, equipment_of
 from irpe.adapters.hosts import HOSTS, hosts_of
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
+from irpe.files import write_together
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
@@ -32,20 +32,17 @@ _STATE_ATTRIBUTES = {"training", "grad_checkpointing", "_is_accelerate_prepared"
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Writes an equipped model to a directory, which is replaced if it holds one already.
+    """Writes an equipped model to a directory; one that is there already is replaced.
 
     Args:
         model: A model that `equip` returned.
-        path: The directory.
+        path: The directory. Other files in it stay as they are.
     """
     path = Path(path)
     equipment = equipment_of(model)
     if not equipment:
         raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
-    if path.exists() and not (path / _DESCRIPTION).is_file():
-        raise FileExistsError(
-            f"{path} exists and is not an equipped model: choose another path, or remove it first"
-        )
+    _check_directory(path)
     description = {
         "format": _FORMAT,
         "equipment": [call.to_dict() for call in equipment],
@@ -55,20 +52,20 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in model.state_dict().items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
-        written, replaced = Path(scratch, "new"), Path(scratch, "old")
-        written.mkdir()
-        safetensors.torch.save_file(tensors, written / _TENSORS)
-        (written / _DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
-        if path.exists():
-            path.rename(replaced)
-        try:
-            written.rename(path)
-        except OSError:
-            if replaced.exists():
-                replaced.rename(path)
-            raise
+    text, data = json.dumps(description, indent=2) + "\n", safetensors.torch.save(tensors)
+    folder, is_new = Path(os.path.realpath(path)), not path.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        write_together(
+            {
+                path / _TENSORS: lambda file: file.write(data),
+                path / _DESCRIPTION: lambda file: file.write(text.encode()),
+            }
+        )
+    except BaseException:
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -95,6 +92,20 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         undo.pop_all()
     model.load_state_dict(tensors)
     return model.eval()
+
+
+def _check_directory(path: Path) -> None:
+    """Raises an error if a path holds something else, so that a model is not mixed with it."""
+    ours = (_DESCRIPTION, _TENSORS)
+    if (path / _DESCRIPTION).is_file() or not path.exists():
+        return
+    hidden = tuple(f".{name}." for name in ours)  # of a save that was killed
+    if not path.is_dir() or any(
+        file.name not in ours and not file.name.startswith(hidden) for file in path.iterdir()
+    ):
+        raise FileExistsError(
+            f"{path} exists and is not an equipped model: choose another path, or remove it first"
+        )
 
 
 def _describe(model: nn.Module) -> dict[str, Any] | None:

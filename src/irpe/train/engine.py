@@ -25,7 +25,7 @@ from irpe.train.config import RUN_FILE
 from irpe.train.logs import Logs
 from irpe.train.optim import build_optimizer, build_schedule
 from irpe.train.processes import in_any_process
-from irpe.train.runs import CHECKPOINT, save_model
+from irpe.train.runs import CHECKPOINT, TENSORS, save_model
 from irpe.train.sampling import Batches, make_loader, train_sampler
 from irpe.train.seeding import seed_everything
 from irpe.train.signals import StoppedError, stop_requests
@@ -136,8 +136,9 @@ class Trainer:
         if self.accelerator.is_main_process:
             count = sum(p.numel() for p in self.raw.parameters())
             check_disk_space(self.directory, 4 * count * (4 if self.config.ema_decay else 3))
-            for left in self.directory.glob(f".{CHECKPOINT}.*"):  # by a run that was killed
-                left.unlink()
+            for name in (CHECKPOINT, TENSORS):
+                for left in (self.directory / name).parent.glob(f".{Path(name).name}.*"):
+                    left.unlink()  # a run was killed while it wrote
         self.accelerator.wait_for_everyone()
 
     def _check_processes(self) -> None:

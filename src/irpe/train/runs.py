@@ -23,7 +23,7 @@ from irpe.train.weights import read_weights
 
 Metrics = Mapping[str, Sequence[float]]
 CHECKPOINT, MODEL = "checkpoint.pt", "model"
-_TENSORS = "model.safetensors"
+TENSORS = f"{MODEL}/model.safetensors"
 _EVERY_EPOCH = ("epoch", "train_loss")  # whether it was evaluated or not
 
 
@@ -67,12 +67,11 @@ def save_model(directory: Path, model: nn.Module) -> None:
 
     A detector with a frozen backbone is read by `load_run` alone: transformers has no such model.
     """
-    folder = directory / MODEL
     if equipment_of(model):
-        save_equipped(model, folder)
+        save_equipped(model, directory / MODEL)
         return
-    folder.mkdir(exist_ok=True)
-    write_bytes(folder / _TENSORS, safetensors.torch.save(dict(model.state_dict())))
+    (directory / MODEL).mkdir(exist_ok=True)
+    write_bytes(directory / TENSORS, safetensors.torch.save(dict(model.state_dict())))
 
 
 def load_run(directory: str | Path) -> nn.Module:
@@ -83,7 +82,7 @@ def load_run(directory: str | Path) -> nn.Module:
     """
     directory = Path(directory)
     config = read_config(directory)
-    if (directory / MODEL / _TENSORS).is_file():
+    if (directory / TENSORS).is_file():
         weights = read_weights(directory)
     else:
         state = load_checkpoint(directory / CHECKPOINT)
