@@ -40,6 +40,33 @@ def test_the_configuration_of_another_release_is_refused_in_one_line(config):
             parse_config(json.dumps(changed))
 
 
+@pytest.mark.parametrize(
+    ("classes", "match"),
+    [
+        (["a", "c"], r"class 1 is 'c', in the run 'b' \(2 and 2 classes\)"),
+        (["b", "a"], "class 0 is 'b', in the run 'a'"),
+        (["a"], r"class 1 is None, in the run 'b' \(1 and 2 classes\)"),
+        (["a", "b", "c"], "class 2 is 'c', in the run None"),
+    ],
+)
+def test_the_first_class_that_differs_is_named(classes, match):
+    config = CONFIG.replace(classes=["a", "b"])
+    config.check_classes(["a", "b"])
+    CONFIG.check_classes(classes)  # a run that has not begun
+    with pytest.raises(ValueError, match=match):
+        config.check_classes(classes)
+
+
+def test_paths_are_absolute_and_names_are_not_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for config in (CONFIG, DETECTOR):
+        assert config.replace(data="a/b").with_absolute_paths().data == str(tmp_path / "a/b")
+        assert config.replace(data="/a/b").with_absolute_paths().data == "/a/b"
+        assert config.with_absolute_paths() == config
+    by_name = CONFIG.replace(data="torch/cifar10", root="store").with_absolute_paths()
+    assert (by_name.data, by_name.root) == ("torch/cifar10", str(tmp_path / "store"))
+
+
 def test_a_misspelt_field_gets_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'epochs'"):
         CONFIG.replace(epoch=3)

@@ -91,7 +91,8 @@ def test_a_compiled_run_is_the_run(tmp_path, single):
 
 def test_a_run_leaves_its_files_and_returns_what_they_hold(whole):
     config, directory, found = whole
-    assert read_config(directory) == config
+    classes = tuple(map(str, range(10)))
+    assert read_config(directory) == config.replace(classes=classes)
     with (directory / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"]

@@ -5,8 +5,10 @@ task needs is in the folder of that task.
 """
 
 import dataclasses
+import itertools
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -15,6 +17,8 @@ from irpe.core.choices import check_choice
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
 RUN_FILE = "run.json"  # where a run stores its configuration
+EMBEDDED = "embedded"  # the data that comes with the library
+DATASETS = ("torch/", "hfds/")  # what the name of a timm dataset starts with
 
 
 def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
@@ -41,8 +45,9 @@ class RunConfig:
     data: str = option(
         "Classifiers: a folder, tar or idx files, the name of a timm dataset, or 'embedded'. "
         "Detectors: a folder in the layout of COCO or Pascal VOC.",
-        "embedded",
+        EMBEDDED,
     )
+    classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
     flip: float = option("Probability of a horizontal flip in training.", 0.5)
 
     epochs: int = option("Passes over the training images.", 300)
@@ -85,6 +90,7 @@ class RunConfig:
     seed: int = option("Seed of everything random.", 0)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
         check_choice("absolute", self.absolute, ABSOLUTE)
         check_choice("precision", self.precision, PRECISIONS)
         check_at_least(self, 1, "epochs", "batch_size", "aug_repeats", "eval_every", "save_every")
@@ -106,6 +112,23 @@ class RunConfig:
         for name in changes:
             check_choice(f"field of {self.task}", name, [f.name for f in dataclasses.fields(self)])
         return dataclasses.replace(self, **changes)
+
+    def with_absolute_paths(self) -> Self:
+        """Returns the configuration with paths that mean the same in every working directory."""
+        is_name = self.data in ("", EMBEDDED) or self.data.startswith(DATASETS)
+        return self if is_name else self.replace(data=os.path.abspath(self.data))
+
+    def check_classes(self, classes: Sequence[str]) -> None:
+        """Raises an error unless the classes of the data are those that the run began with."""
+        if not self.classes or tuple(classes) == self.classes:
+            return
+        pairs = itertools.zip_longest(classes, self.classes)
+        label, (found, own) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
+        raise ValueError(
+            f"{self.data} has other classes than the run was trained on: class {label} is "
+            f"{found!r}, in the run {own!r} ({len(classes)} and {len(self.classes)} classes); "
+            "restore the names and the order of the classes"
+        )
 
     def to_json(self) -> str:
         """Returns the configuration as text that `irpe.train.runs.read_config` reads."""

@@ -88,7 +88,7 @@ class Trainer:
         self._restore()
         self._check_processes()
         if self.accelerator.is_main_process and not (directory / RUN_FILE).exists():
-            write_text(directory / RUN_FILE, self.config.to_json())
+            write_text(directory / RUN_FILE, self.config.with_absolute_paths().to_json())
 
     def _plan_batches(self) -> None:
         """Splits the batch of a step between the processes, and each process's into micro-batches.

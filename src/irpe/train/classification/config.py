@@ -1,7 +1,8 @@
 """The configuration of a run that trains an image classifier."""
 
+import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from irpe.core.choices import check_choice
 from irpe.train.config import (
@@ -40,6 +41,11 @@ class ClassifierConfig(RunConfig):
     erasing: float = option("Probability of random erasing.", 0.0)
     mixup: float = option("Strength of mixup; 0: none.", 0.0)
     cutmix: float = option("Strength of cutmix; 0: none.", 0.0)
+
+    def with_absolute_paths(self) -> Self:
+        """Returns the configuration with paths that mean the same in every working directory."""
+        root = None if self.root is None else os.path.abspath(self.root)
+        return super().with_absolute_paths().replace(root=root)
 
     def __post_init__(self) -> None:
         super().__post_init__()
