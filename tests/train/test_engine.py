@@ -207,7 +207,7 @@ def test_what_cannot_be_trained(tmp_path, changes, match):
 def test_a_checkpoint_of_another_run_is_refused(whole):
     config, directory, _ = whole
     with pytest.raises(ValueError, match="does not fit the run's configuration"):
-        trainer(directory, config.replace(encoding="none", absolute="keep"))
+        train(directory, config.replace(encoding="none", absolute="keep"))
 
 
 SWIN = CONFIG.replace(
@@ -231,12 +231,12 @@ def test_a_swin_without_its_own_bias_trains(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    run = trainer(tmp_path / "run")
-    run.save()
-    with torch.no_grad():
-        run.raw.head.bias[0] = float("nan")
-    with pytest.raises(FloatingPointError, match="the last checkpoint is untouched"):
+    with trainer(tmp_path / "run") as run:
         run.save()
+        with torch.no_grad():
+            run.raw.head.bias[0] = float("nan")
+        with pytest.raises(FloatingPointError, match="the last checkpoint is untouched"):
+            run.save()
     state = load_checkpoint(tmp_path / "run/checkpoint.pt")
     assert bool(state["model"]["head.bias"].isfinite().all())
 
@@ -245,9 +245,18 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/.checkpoint.pt.x1y2").write_text("half")
     (tmp_path / "run/model/.model.safetensors.x1y2").write_text("half")
-    trainer(tmp_path / "run")
+    with trainer(tmp_path / "run"):
+        pass
     assert not list((tmp_path / "run").glob(".checkpoint*"))
     assert not list((tmp_path / "run/model").iterdir())
+
+
+def test_a_run_of_another_configuration_is_not_gone_on_with(whole):
+    config, directory, _ = whole
+    before = (directory / "checkpoint.pt").read_bytes()
+    with pytest.raises(ValueError, match="holds a run with another configuration"):
+        train(directory, config.replace(lr=0.5))
+    assert (directory / "checkpoint.pt").read_bytes() == before
 
 
 WITH_WORKERS = """
