@@ -7,7 +7,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from irpe.files import check_writable, read_safetensors, write_text, write_together, write_whole
+from irpe.files import (
+    check_writable,
+    read_safetensors,
+    to_safetensors,
+    write_text,
+    write_together,
+    write_whole,
+)
 
 
 def test_a_failed_write_leaves_the_file_before(tmp_path):
@@ -36,11 +43,41 @@ def test_a_file_is_replaced_and_has_the_usual_rights(tmp_path):
 def test_tensors_are_read_or_the_damaged_file_is_named(tmp_path):
     path = tmp_path / "a.safetensors"
     tensors = {"a": torch.randn(3, 5)}
-    save_file(tensors, path)
+    path.write_bytes(to_safetensors(tensors))
     assert torch.equal(read_safetensors(path)["a"], tensors["a"])
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(ValueError, match=r"a\.safetensors is damaged: "):
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"a\.safetensors is damaged: its tensors do not have"):
         read_safetensors(path)
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ValueError, match=r"a\.safetensors is damaged or not a safetensors file: "):
+        read_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3.0),
+        torch.zeros(0, 4),
+        torch.randn(3, 5).bfloat16(),
+        torch.randn(2, 3).T.contiguous(),
+        torch.tensor([True, False]),
+        torch.arange(3),
+    ],
+)
+def test_tensors_of_every_kind_have_a_checksum(tmp_path, tensor):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(to_safetensors({"a": tensor}))
+    read = read_safetensors(path)["a"]
+    assert read.dtype == tensor.dtype
+    assert torch.equal(read, tensor)
+
+
+def test_tensors_without_a_checksum_are_read_with_a_warning(tmp_path):
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    with pytest.warns(UserWarning, match=r"a\.safetensors has no checksum"):
+        read_safetensors(tmp_path / "a.safetensors")
 
 
 def test_where_a_file_cannot_be_written(tmp_path):

@@ -1,7 +1,9 @@
 import json
 import os
 import pickle
+import random
 import re
+import warnings
 
 import pytest
 import safetensors.torch
@@ -20,7 +22,7 @@ from torch import nn
 
 import irpe
 from irpe.adapters.equipped import equipment_of
-from irpe.files import write_together
+from irpe.files import tensor_checksum, to_json, to_safetensors, write_together
 
 SPEC = "product-contextual-k"
 FILES = ["irpe.json", "model.safetensors"]
@@ -100,7 +102,15 @@ def saved(tmp_path):
 
 def change_description(path, **changes):
     description = json.loads((path / "irpe.json").read_text())
-    (path / "irpe.json").write_text(json.dumps(description | changes))
+    del description["sha256"]
+    (path / "irpe.json").write_text(to_json(description | changes))
+
+
+def change_tensors(path, change):
+    """Changes the tensors of a saved model, with checksums that fit."""
+    tensors = change(safetensors.torch.load((path / "model.safetensors").read_bytes()))
+    (path / "model.safetensors").write_bytes(to_safetensors(tensors))
+    change_description(path, tensors=tensor_checksum(tensors))
 
 
 @pytest.mark.parametrize(("make", "arguments", "x"), TOLD.values(), ids=TOLD)
@@ -423,6 +433,10 @@ TABLE = "blocks.0.attn.rpe.key_tables.0"
 TAMPERED = {
     "wrong shape": lambda tensors: {**tensors, TABLE: tensors[TABLE][:, 1:].contiguous()},
     "missing": lambda tensors: {n: t for n, t in tensors.items() if n != TABLE},
+    "bytes": lambda tensors: {**tensors, TABLE: tensors[TABLE].byte()},
+    "integers": lambda tensors: {**tensors, TABLE: tensors[TABLE].long()},
+    "booleans": lambda tensors: {**tensors, TABLE: tensors[TABLE].bool()},
+    "complex": lambda tensors: {**tensors, TABLE: tensors[TABLE].cfloat()},
     "left over": lambda tensors: {**tensors, TABLE + "0": tensors[TABLE].clone()},
 }
 
@@ -430,8 +444,7 @@ TAMPERED = {
 @pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
 def test_tensors_that_do_not_fit(saved, tamper):
     path, _ = saved
-    tensors = safetensors.torch.load_file(path / "model.safetensors")
-    safetensors.torch.save_file(tamper(tensors), path / "model.safetensors")
+    change_tensors(path, tamper)
     plain = make_vit()
     before = state_of(plain)
     for arguments in ({}, {"model": plain}):
@@ -447,3 +460,46 @@ def test_another_model_does_not_fit_and_stays_plain(saved):
     with pytest.raises(ValueError, match="does not fit the model"):
         irpe.load_equipped(path, model=other)
     assert state_of(other) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_an_error_or_changes_nothing(saved, name):
+    path, model = saved
+    whole = (path / name).read_bytes()
+    draw, refused = random.Random(0), []
+    for _ in range(60):
+        flipped = bytearray(whole)
+        flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        (path / name).write_bytes(flipped)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                loaded = irpe.load_equipped(path)
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            assert_equal(loaded, model, images())
+    assert len(refused) > 30
+    assert all(name in message for message in refused)
+
+
+def test_files_of_two_saves_are_not_mixed(saved, tmp_path):
+    path, _ = saved
+    irpe.save_equipped(equipped(make_vit, {"spec": f"{SPEC}@2.5"}), tmp_path / "other")
+    (tmp_path / "other/irpe.json").replace(path / "irpe.json")
+    with pytest.raises(ValueError, match=r"irpe\.json and model\.safetensors are not of one save"):
+        irpe.load_equipped(path)
+
+
+def test_files_without_a_checksum_are_read_with_a_warning(saved):
+    path, model = saved
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    safetensors.torch.save_file(tensors, path / "model.safetensors")
+    with pytest.warns(UserWarning, match=r"model\.safetensors has no checksum"):
+        loaded = irpe.load_equipped(path)
+    assert_equal(loaded, model, images())
+    description = json.loads((path / "irpe.json").read_text())
+    irpe.save_equipped(model, path)
+    del description["sha256"], description["tensors"]
+    (path / "irpe.json").write_text(json.dumps(description))
+    with pytest.warns(UserWarning, match=r"irpe\.json has no checksum"):
+        assert_equal(irpe.load_equipped(path), model, images())

@@ -2,12 +2,13 @@
 
 import os
 import pickle
+import random
 import resource
 
 import pytest
 import torch
 
-from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkpoint
+from irpe.train.checkpoint import check_disk_space, load_checkpoint, read_torch, save_checkpoint
 
 
 def test_round_trip(tmp_path):
@@ -56,6 +57,32 @@ def test_a_truncated_checkpoint(tmp_path):
     (tmp_path / "c.pt").write_bytes(content[:1000])
     with pytest.raises(ValueError, match="damaged, or holds more than tensors"):
         load_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path):
+    path = tmp_path / "c.pt"
+    expected = torch.randn(200)
+    save_checkpoint(path, {"model": {"a": expected}})
+    whole = path.read_bytes()
+    draw, refused = random.Random(0), []
+    for _ in range(300):
+        flipped = bytearray(whole)
+        flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            state = load_checkpoint(path)
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            assert torch.equal(state["model"]["a"], expected)
+    assert len(refused) > 100
+    assert all(str(path) in message for message in refused)
+
+
+def test_a_file_of_an_old_torch_is_read_with_a_warning(tmp_path):
+    torch.save({"a": torch.ones(2)}, tmp_path / "a.pt", _use_new_zipfile_serialization=False)
+    with pytest.warns(UserWarning, match=r"a\.pt has no checksum"):
+        assert torch.equal(read_torch(tmp_path / "a.pt")["a"], torch.ones(2))
 
 
 def test_a_directory_without_room(tmp_path):

@@ -67,6 +67,17 @@ def test_paths_are_absolute_and_names_are_not_paths(tmp_path, monkeypatch):
     assert (by_name.data, by_name.root) == ("torch/cifar10", str(tmp_path / "store"))
 
 
+@pytest.mark.parametrize("config", [CONFIG, DETECTOR])
+def test_a_changed_text_is_refused_and_one_without_checksum_read(config):
+    text = config.to_json().replace('"epochs": 300', '"epochs": 301')
+    with pytest.raises(ValueError, match=r"run\.json is not as it was written: restore it"):
+        parse_config(text)
+    content = json.loads(text)
+    del content["sha256"]
+    with pytest.warns(UserWarning, match=r"run\.json has no checksum"):
+        assert parse_config(json.dumps(content)) == config.replace(epochs=301)
+
+
 def test_a_misspelt_field_gets_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'epochs'"):
         CONFIG.replace(epoch=3)

@@ -7,15 +7,14 @@ all; whatever else is in the directory stays.
 import importlib
 import json
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from irpe.adapters.equip import apply_equipment
@@ -23,7 +22,14 @@ from irpe.adapters.equipped import Equipment, equipment_of
 from irpe.adapters.hosts import HOSTS, hosts_of
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
-from irpe.files import write_together
+from irpe.files import (
+    check_json,
+    read_safetensors,
+    tensor_checksum,
+    to_json,
+    to_safetensors,
+    write_together,
+)
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
@@ -43,16 +49,17 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     if not equipment:
         raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
     _check_directory(path)
-    description = {
-        "format": _FORMAT,
-        "equipment": [call.to_dict() for call in equipment],
-        "host": _describe(model),
-    }
     tensors = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in model.state_dict().items()
     }
-    text, data = json.dumps(description, indent=2) + "\n", safetensors.torch.save(tensors)
+    description = {
+        "format": _FORMAT,
+        "equipment": [call.to_dict() for call in equipment],
+        "host": _describe(model),
+        "tensors": tensor_checksum(tensors),
+    }
+    text, data = to_json(description), to_safetensors(tensors)
     folder, is_new = Path(os.path.realpath(path)), not path.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -82,6 +89,10 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     else:
         description = _read_description(path / _DESCRIPTION)
         tensors = _read_tensors(path / _TENSORS)
+        if description["tensors"] not in (None, tensor_checksum(tensors)):
+            raise ValueError(
+                f"{path / _DESCRIPTION} and {_TENSORS} are not of one save: save the model again"
+            )
     if model is None:
         model = _build(description["host"], path)
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
@@ -157,10 +168,6 @@ def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:
     return {name: (x.shape, x.is_contiguous()) for name, x in model.state_dict().items()}
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
 def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
     if host is None:
         raise ValueError(
@@ -213,18 +220,17 @@ def _read_description(path: Path) -> dict[str, Any]:
         description = json.loads(path.read_text())
         if description["format"] != _FORMAT:
             raise ValueError(f"format {description['format']!r}, this release reads {_FORMAT}")
-        return {name: description[name] for name in ("equipment", "host")}
+        read = {name: description[name] for name in ("equipment", "host")}
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged or of another program: {error!r}") from error
+    check_json(description, path)
+    return {**read, "tensors": description.get("tensors")}
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: the directory is incomplete")
-    try:
-        return safetensors.torch.load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+    return read_safetensors(path)
 
 
 def _equipment(call: dict[str, Any]) -> Equipment:
@@ -235,13 +241,20 @@ def _equipment(call: dict[str, Any]) -> Equipment:
 
 
 def check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Raises an error unless names and shapes agree, before anything is copied."""
-    shapes = _shapes(model)
-    read = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in {*shapes, *read} if shapes.get(name) != read.get(name))
+    """Raises an error unless names, shapes and kinds of tensors agree, before any is copied."""
+    own, read = _layouts(model.state_dict()), _layouts(tensors)
+    wrong = sorted(name for name in {*own, *read} if own.get(name) != read.get(name))
     if wrong:
         name = wrong[0]
         raise ValueError(
             f"{path} does not fit the model in {len(wrong)} tensors, the first is {name}: the file "
-            f"has {read.get(name, 'none')}, the model {shapes.get(name, 'none')}"
+            f"has {read.get(name, 'none')}, the model {own.get(name, 'none')}"
         )
+
+
+def _layouts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Returns kinds and shapes; one floating-point type may be copied to another, no other may."""
+    return {
+        name: f"{tuple(x.shape)}" + ("" if x.is_floating_point() else f" of {x.dtype}")
+        for name, x in tensors.items()
+    }

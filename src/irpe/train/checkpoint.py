@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from irpe.files import write_whole
+from irpe.files import check_zip, warn_unchecked, write_whole
 
 _FORMAT = 1
 
@@ -26,13 +26,17 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 def read_torch(path: Path) -> Any:
     """Returns the tensors, numbers and strings in a torch file; nothing in it is executed."""
+    has_checksums = check_zip(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, KeyError, ValueError, pickle.UnpicklingError) as error:
         raise ValueError(
             f"{path} is damaged, or holds more than tensors, numbers and strings "
             f"({type(error).__name__})"
         ) from error
+    if not has_checksums:
+        warn_unchecked(path)
+    return content
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

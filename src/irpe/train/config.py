@@ -6,12 +6,12 @@ task needs is in the folder of that task.
 
 import dataclasses
 import itertools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+from irpe import files
 from irpe.core.choices import check_choice
 
 ABSOLUTE = ("keep", "none", "sinusoid")
@@ -132,7 +132,7 @@ class RunConfig:
 
     def to_json(self) -> str:
         """Returns the configuration as text that `irpe.train.runs.read_config` reads."""
-        return json.dumps({"task": self.task, **dataclasses.asdict(self)}, indent=2) + "\n"
+        return files.to_json({"task": self.task, **dataclasses.asdict(self)})
 
 
 def check_at_least(config: RunConfig, low: float, *names: str) -> None:

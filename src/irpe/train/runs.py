@@ -9,12 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import safetensors.torch
 from torch import nn
 
 from irpe.adapters.equip import equipment_of
-from irpe.adapters.saving import save_equipped
-from irpe.files import write_bytes
+from irpe.adapters.saving import check_tensors, save_equipped
+from irpe.files import to_safetensors, write_bytes
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.config import RUN_FILE
 from irpe.train.logs import METRICS
@@ -33,7 +32,7 @@ def read_config(directory: Path) -> Config:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: {directory} is not a run")
     try:
-        return parse_config(path.read_text())
+        return parse_config(path.read_text(), path)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
@@ -71,7 +70,7 @@ def save_model(directory: Path, model: nn.Module) -> None:
         save_equipped(model, directory / MODEL)
         return
     (directory / MODEL).mkdir(exist_ok=True)
-    write_bytes(directory / TENSORS, safetensors.torch.save(dict(model.state_dict())))
+    write_bytes(directory / TENSORS, to_safetensors(model.state_dict()))
 
 
 def load_run(directory: str | Path) -> nn.Module:
@@ -88,10 +87,8 @@ def load_run(directory: str | Path) -> nn.Module:
         state = load_checkpoint(directory / CHECKPOINT)
         weights = state["average"] or state["model"]
     model = build_for(config, weights)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(f"{directory} does not fit its own configuration: {error}") from error
+    check_tensors(model, weights, directory)
+    model.load_state_dict(weights)
     return model.eval()
 
 
