@@ -19,8 +19,8 @@ from torch import Tensor
 _CHECKSUM, _SHA256 = "irpe.sha256", "sha256"  # of safetensors, of JSON
 # What the standard library raises for a zip file with a damaged directory.
 _NOT_A_ZIP = (
-    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OverflowError,
-    RuntimeError, ValueError,
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OSError,
+    OverflowError, RuntimeError, ValueError,
 )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 
@@ -11,7 +12,7 @@ from train.little import AUGMENTED, CONFIG, Damaged, StopAt, little, task, train
 from train.processes import kill_again_and_again, position, start, wait_for
 
 from irpe.progress import NoProgress
-from irpe.train.checkpoint import load_checkpoint
+from irpe.train.checkpoint import load_checkpoint, save_checkpoint
 from irpe.train.classification.task import ClassificationTask
 from irpe.train.engine import fit
 from irpe.train.processes import make_accelerator
@@ -208,6 +209,52 @@ def test_a_checkpoint_of_another_run_is_refused(whole):
     config, directory, _ = whole
     with pytest.raises(ValueError, match="does not fit the run's configuration"):
         train(directory, config.replace(encoding="none", absolute="keep"))
+
+
+def with_optimizer(change):
+    """Returns a change of a state that changes the optimizer's state of the first parameter."""
+
+    def changed(state):
+        moments = state["optimizer"]["state"]
+        return {"optimizer": {**state["optimizer"], "state": {**moments, 0: change(moments[0])}}}
+
+    return changed
+
+
+BAD_STATES = {
+    "epoch": lambda state: {"epoch": 3},
+    "step": lambda state: {"step": 10**12},
+    "step after the end": lambda state: {"step": 1},
+    "history": lambda state: {"history": state["history"][:1]},
+    "broken": lambda state: {"broken": [48]},
+    "bytes": lambda state: {"model": {k: v.byte() for k, v in state["model"].items()}},
+    "no average": lambda state: {"average": {}},
+    "moment": with_optimizer(lambda moment: {**moment, "exp_avg": torch.zeros(3)}),
+    "text for a moment": with_optimizer(lambda moment: {**moment, "exp_avg_sq": "text"}),
+    "optimizer step": with_optimizer(lambda moment: {**moment, "step": torch.tensor(1e9)}),
+    "text for a setting": lambda state: {
+        "optimizer": {
+            **state["optimizer"],
+            "param_groups": [{**g, "betas": "text"} for g in state["optimizer"]["param_groups"]],
+        }
+    },
+    "no groups": lambda state: {"optimizer": {"state": {}, "param_groups": []}},
+}
+
+
+@pytest.mark.parametrize("change", BAD_STATES.values(), ids=BAD_STATES)
+def test_a_state_that_does_not_fit_is_refused_and_left(tmp_path, whole, change):
+    config, directory, _ = whole
+    state = load_checkpoint(directory / "checkpoint.pt")
+    if change is BAD_STATES["no average"] and not config.ema_decay:
+        pytest.skip("this run has no average")
+    copy = shutil.copytree(directory, tmp_path / "run")
+    save_checkpoint(copy / "checkpoint.pt", {**state, **change(state)})
+    before = {path: path.read_bytes() for path in copy.rglob("*.*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"checkpoint\.pt does not fit the run's configuration: "):
+        train(copy, config)
+    del before[copy / ".lock"]
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 SWIN = CONFIG.replace(

@@ -18,6 +18,7 @@ from accelerate.utils import gather_object
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
+from irpe.adapters.saving import check_tensors
 from irpe.files import write_text
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkpoint
@@ -314,15 +315,53 @@ class Trainer:
         if not path.exists():
             return
         state = load_checkpoint(path)
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.sum_of_losses, self.history = state["sum_of_losses"], state["history"]
+        self.broken = set(state["broken"])
         try:
-            self.raw.load_state_dict(state["model"])
+            self._check_position()
+            check_tensors(self.raw, state["model"], path)
             if self.average is not None:
+                check_tensors(self.average.module, state["average"] or {}, path)
                 self.average.module.load_state_dict(state["average"])
+            self.raw.load_state_dict(state["model"])
+            self._check_groups(state["optimizer"]["param_groups"])
             self.optimizer.load_state_dict(state["optimizer"])
+            self._check_moments()
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
-            self.epoch, self.step = state["epoch"], state["step"]
-            self.sum_of_losses, self.history = state["sum_of_losses"], state["history"]
-            self.broken = set(state["broken"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not fit the run's configuration: {error}") from error
+
+    def _check_position(self) -> None:
+        epochs, images = self.config.epochs, len(self.task.images.source)
+        at_most = {"epoch": epochs, "step": self.steps if self.epoch < epochs else 0}
+        for name, high in at_most.items():
+            if getattr(self, name) > high:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at most {high}")
+        if [row["epoch"] for row in self.history] != list(range(1, self.epoch + 1)):
+            raise ValueError(f"the table of epochs does not have the epochs 1 to {self.epoch}")
+        if any(index >= images for index in self.broken):
+            raise ValueError(f"it names an image above {images - 1} as broken")
+
+    def _check_groups(self, read: list[dict[str, Any]]) -> None:
+        """Raises an error unless the optimizer's settings are of the types that it has."""
+        for own, group in zip(self.optimizer.state_dict()["param_groups"], read, strict=True):
+            for name, value in own.items():
+                kind = (int, float) if isinstance(value, int | float) else type(value)
+                if name not in group or not isinstance(group[name], kind):
+                    found = group.get(name, "missing")
+                    raise ValueError(f"{name} of the optimizer is {found!r}, not like {value!r}")
+
+    def _check_moments(self) -> None:
+        """Raises an error unless the optimizer's state fits its parameters."""
+        moments = "exp_avg", "exp_avg_sq", "momentum_buffer"
+        states: dict[Tensor, dict[str, Any]] = dict(self.optimizer.state)
+        for parameter, state in states.items():
+            shapes = {name: getattr(state.get(name), "shape", None) for name in moments}
+            for name, shape in shapes.items():
+                if state.get(name) is not None and shape != parameter.shape:
+                    raise ValueError(f"{name} of the optimizer is {shape}, not {parameter.shape}")
+            step: Any = state.get("step", 0)
+            if not 0 <= float(step) <= self.done:
+                raise ValueError(f"step {step} of the optimizer is not between 0 and {self.done}")
