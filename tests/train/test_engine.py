@@ -196,6 +196,13 @@ def test_broken_images_up_to_a_fraction(tmp_path, broken, limit, fails):
         ({"device_batch_size": 1, "mixup": 0.8}, "1 per forward pass and device must be even"),
         ({"model": "no_such_model"}, "no_such_model"),
         ({"model_args": {"no_such": 1}}, "no_such"),
+        ({"model_args": {"num_heads": 0}}, "num_heads = 0 must be a whole number of at least 1"),
+        ({"model_args": {"num_heads": 5}}, "'num_heads': 5.*dim should be divisible by num_heads"),
+        ({"model_args": {"num_heads": "2"}}, "num_heads = '2' must be a whole number"),
+        ({"model_args": {"patch_size": 0}}, "patch_size = 0 must be a whole number"),
+        ({"model_args": {"patch_size": [7]}}, r"'patch_size': \[7\].*: tuple index out of range"),
+        ({"model_args": {"embed_dim": 25}}, "'embed_dim': 25.*should be divisible by num_heads"),
+        ({"image_size": 1}, "image_size = 1 is less than a patch of .*, 7 pixels"),
         ({"encoding": "product-contextual-z"}, "targets 'z'"),
     ],
 )

@@ -179,7 +179,10 @@ def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
         if not hasattr(module, "build_model"):
             raise ValueError(f"modules of {host['library']} are not built, pass model=plain")
         return module.build_model(host["arguments"])
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+        ValueError,
+    ) as error:  # fmt: skip
         raise ValueError(
             f"{path / _DESCRIPTION} does not describe a model that can be built: {error!r}"
         ) from error
