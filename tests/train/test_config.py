@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -67,6 +68,46 @@ def test_paths_are_absolute_and_names_are_not_paths(tmp_path, monkeypatch):
     assert (by_name.data, by_name.root) == ("torch/cifar10", str(tmp_path / "store"))
 
 
+WRONG = {
+    "a number": [True, "1", None, [], {}, float("inf"), float("nan"), 10**400],
+    "a whole number": [True, "1", None, [], {}, 1.5, 2**64],
+    "text": [3, True, [], {}, "a\0b"],
+    "true or false": [1, 0.0, "true", None, []],
+    "an object": [3, "{}", None, [], {1: 2}],
+    "a list of texts": [3, "abc", None, {}, [1], [None]],
+}
+KINDS = {
+    "model": "text", "data": "text", "initial": "text", "root": "text", "optimizer": "text",
+    "encoding": "text", "auto_augment": "text", "lr": "a number", "crop": "a number",
+    "mixup": "a number", "epochs": "a whole number", "image_size": "a whole number",
+    "seed": "a whole number", "compile": "true or false", "model_args": "an object",
+    "classes": "a list of texts",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", KINDS)
+def test_fields_of_a_wrong_type_are_refused(field):
+    for value in WRONG[KINDS[field]]:
+        with pytest.raises(ValueError, match=rf"{field} = .* must be "):
+            CONFIG.replace(**{field: value})
+        if value != {1: 2}:  # not in JSON
+            content = json.loads(CONFIG.to_json()) | {field: value}
+            with pytest.raises(ValueError, match=rf"{field} = .* must be "):
+                parse_config(json.dumps(content))
+
+
+def test_every_field_of_every_configuration_has_a_type():
+    for config in (CONFIG, DETECTOR):
+        for field in dataclasses.fields(config):
+            with pytest.raises(ValueError, match=rf"{field.name} = .* must be "):
+                config.replace(**{field.name: object()})
+
+
+def test_json_nested_too_deep():
+    with pytest.raises(ValueError, match="not the configuration of a run"):
+        parse_config("[" * 100_000)
+
+
 @pytest.mark.parametrize("config", [CONFIG, DETECTOR])
 def test_a_changed_text_is_refused_and_one_without_checksum_read(config):
     text = config.to_json().replace('"epochs": 300', '"epochs": 301')
@@ -95,6 +136,8 @@ def test_a_misspelt_field_gets_the_nearest():
         ("drop_path", 1.5, "drop_path = 1.5 must be between 0 and 1"),
         ("precision", "bf61", "did you mean 'bf16'"),
         ("absolute", "keeps", "did you mean 'keep'"),
+        ("crop", 1e-9, "crop = 1e-09 must be at least 0.1"),
+        ("crop", 1.5, "crop = 1.5 must be between 0 and 1"),
         ("channels", 4, "channels 4 is not one of 1, 3"),
         ("warmup_epochs", 300, "must be less than epochs = 300"),
     ],

@@ -224,7 +224,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         if description["format"] != _FORMAT:
             raise ValueError(f"format {description['format']!r}, this release reads {_FORMAT}")
         read = {name: description[name] for name in ("equipment", "host")}
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"{path} is damaged or of another program: {error!r}") from error
     check_json(description, path)
     return {**read, "tensors": description.get("tensors")}

@@ -7,9 +7,11 @@ task needs is in the folder of that task.
 import dataclasses
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+import reprlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
 from irpe import files
 from irpe.core.choices import check_choice
@@ -90,6 +92,7 @@ class RunConfig:
     seed: int = option("Seed of everything random.", 0)
 
     def __post_init__(self) -> None:
+        _check_types(self)
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
         check_choice("absolute", self.absolute, ABSOLUTE)
         check_choice("precision", self.precision, PRECISIONS)
@@ -133,6 +136,42 @@ class RunConfig:
     def to_json(self) -> str:
         """Returns the configuration as text that `irpe.train.runs.read_config` reads."""
         return files.to_json({"task": self.task, **dataclasses.asdict(self)})
+
+
+def _check_types(config: RunConfig) -> None:
+    """Raises an error unless every field is of its type: JSON has others."""
+    hints = get_type_hints(type(config))
+    for each in dataclasses.fields(config):
+        value, hint = getattr(config, each.name), hints[each.name]
+        is_valid, meaning = _TYPES[hint]
+        if not is_valid(value):
+            raise ValueError(f"{each.name} = {reprlib.repr(value)} must be {meaning}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # not NaN either
+
+
+_TYPES: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    str: (_is_text, "text"),
+    str | None: (lambda value: value is None or _is_text(value), "text or null"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    int: (lambda value: type(value) is int and abs(value) < 2**63, "a whole number"),
+    float: (_is_number, "a finite number"),
+    Mapping[str, Any]: (
+        lambda value: isinstance(value, Mapping) and all(map(_is_text, value)),
+        'an object, as in {"depth": 6}',
+    ),
+    tuple[str, ...]: (
+        lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
+        "a list of texts",
+    ),
+}
 
 
 def check_at_least(config: RunConfig, low: float, *names: str) -> None:

@@ -140,7 +140,7 @@ def parse_config(text: str, path: Path = Path(RUN_FILE)) -> Config:
         written: dict[str, Any] = json.loads(text)
         content = {name: value for name, value in written.items() if name != "sha256"}
         config = CONFIGS[content.pop("task")]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not the configuration of a run: {error!r}") from error
     known = {field.name for field in fields(config)}
     unknown, missing = sorted(set(content) - known), sorted(known - set(content))

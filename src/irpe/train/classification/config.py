@@ -10,9 +10,10 @@ from irpe.train.config import (
     check_at_least,
     check_below_1,
     check_fraction,
-    check_positive,
     option,
 )
+
+MIN_CROP = 0.1  # images are resized to image_size / crop, which is not to exceed the memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,5 +58,5 @@ class ClassifierConfig(RunConfig):
             self, "holdout", "max_broken", "label_smoothing", "drop_path", "min_scale",
             "erasing", "crop",
         )  # fmt: skip
-        check_positive(self, "crop")
+        check_at_least(self, MIN_CROP, "crop")
         check_below_1(self, "label_smoothing")
