@@ -1,10 +1,20 @@
 """Files are written whole or not at all, and a damaged one is named."""
 
+import os
+import stat
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from irpe.files import check_writable, read_safetensors, write_text, write_whole
+from irpe.files import (
+    check_writable,
+    read_safetensors,
+    to_safetensors,
+    write_text,
+    write_together,
+    write_whole,
+)
 
 
 def test_a_failed_write_leaves_the_file_before(tmp_path):
@@ -33,11 +43,41 @@ def test_a_file_is_replaced_and_has_the_usual_rights(tmp_path):
 def test_tensors_are_read_or_the_damaged_file_is_named(tmp_path):
     path = tmp_path / "a.safetensors"
     tensors = {"a": torch.randn(3, 5)}
-    save_file(tensors, path)
+    path.write_bytes(to_safetensors(tensors))
     assert torch.equal(read_safetensors(path)["a"], tensors["a"])
-    path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(ValueError, match=r"a\.safetensors is damaged: "):
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 1
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"a\.safetensors is damaged: its tensors do not have"):
         read_safetensors(path)
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(ValueError, match=r"a\.safetensors is damaged or not a safetensors file: "):
+        read_safetensors(path)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(3.0),
+        torch.zeros(0, 4),
+        torch.randn(3, 5).bfloat16(),
+        torch.randn(2, 3).T.contiguous(),
+        torch.tensor([True, False]),
+        torch.arange(3),
+    ],
+)
+def test_tensors_of_every_kind_have_a_checksum(tmp_path, tensor):
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(to_safetensors({"a": tensor}))
+    read = read_safetensors(path)["a"]
+    assert read.dtype == tensor.dtype
+    assert torch.equal(read, tensor)
+
+
+def test_tensors_without_a_checksum_are_read_with_a_warning(tmp_path):
+    save_file({"a": torch.ones(3)}, tmp_path / "a.safetensors")
+    with pytest.warns(UserWarning, match=r"a\.safetensors has no checksum"):
+        read_safetensors(tmp_path / "a.safetensors")
 
 
 def test_where_a_file_cannot_be_written(tmp_path):
@@ -46,3 +86,70 @@ def test_where_a_file_cannot_be_written(tmp_path):
         check_writable(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist: make it first"):
         check_writable(tmp_path / "none" / "new")
+
+
+@pytest.mark.parametrize("before", ["before", None], ids=["file", "dangling"])
+def test_a_symbolic_link_is_followed(tmp_path, before):
+    (tmp_path / "elsewhere").mkdir()
+    target, link = tmp_path / "elsewhere/file", tmp_path / "link"
+    if before:
+        target.write_text(before)
+    (tmp_path / "first").symlink_to(target)
+    link.symlink_to("first")
+    write_text(link, "after")
+    assert link.is_symlink()
+    assert target.read_text() == "after"
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere", "first", "link"]
+    assert os.listdir(target.parent) == ["file"]
+
+
+def make_device(path):
+    try:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null
+    except PermissionError:
+        pytest.skip("mknod is not permitted")
+
+
+def make_link_to_fifo(path):
+    os.mkfifo(path.with_name("fifo"))
+    path.symlink_to("fifo")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [make_device, os.mkfifo, make_link_to_fifo, lambda path: path.symlink_to(path)],
+    ids=["device", "FIFO", "link to a FIFO", "link to itself"],
+)
+def test_what_is_not_a_file_is_refused_and_stays(tmp_path, make):
+    path = tmp_path / "node"
+    make(path)
+    before = {p.name: p.lstat().st_mode for p in tmp_path.iterdir()}
+    for refuses in (check_writable, lambda path: write_text(path, "after")):
+        with pytest.raises(OSError, match=r"node is a device, a FIFO, .*: name a file"):
+            refuses(path)
+    assert {p.name: p.lstat().st_mode for p in tmp_path.iterdir()} == before
+
+
+def test_errors_name_the_file_and_not_a_hidden_one(tmp_path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError(1, "Operation not permitted", source, None, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(PermissionError) as caught:
+        write_text(tmp_path / "file", "text")
+    assert str(caught.value) == f"[Errno 1] Operation not permitted: '{tmp_path / 'file'}'"
+    with pytest.raises(OSError, match=f"File name too long: '{tmp_path}/n+'"):
+        write_text(tmp_path / ("n" * 250), "text")
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_that_belong_together_are_all_replaced_or_none(tmp_path):
+    def fail(file):
+        raise OSError(28, "No space left on device")
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("before")
+    with pytest.raises(OSError, match=r"No space left on device: .*two"):
+        write_together({one: lambda file: file.write(b"after"), two: fail})
+    assert one.read_text() == "before"
+    assert os.listdir(tmp_path) == ["one"]

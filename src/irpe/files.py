@@ -1,33 +1,65 @@
 """Files that are written whole or not at all, and safetensors files that may be damaged."""
 
+import hashlib
+import json
 import os
+import struct
 import tempfile
-from collections.abc import Callable
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+import torch
 from torch import Tensor
+
+_CHECKSUM, _SHA256 = "irpe.sha256", "sha256"  # of safetensors, of JSON
+# What the standard library raises for a zip file with a damaged directory.
+_NOT_A_ZIP = (
+    zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OSError,
+    OverflowError, RuntimeError, ValueError,
+)  # fmt: skip
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file beside its path and moves it there once all of it is on the disk.
 
     Args:
-        path: The file.
+        path: The file; a symbolic link is followed.
         write: Writes the content.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    write_together({path: write})
+
+
+def write_together(contents: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
+    """Writes files, each whole or not at all; none is replaced before all are on the disk.
+
+    Args:
+        contents: What writes the content of each file; symbolic links are followed.
+    """
+    written: dict[str, Path] = {}
     try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
+        for path, write in contents.items():
+            with _errors_about(path):
+                target = _target(path)
+                handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+                written[name] = target
+                with os.fdopen(handle, "wb") as file:
+                    write(file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.chmod(name, 0o666 & ~_umask())
+        for path, (name, target) in zip(contents, written.items(), strict=True):
+            with _errors_about(path):
+                os.replace(name, target)
+    finally:
+        for name in written:
+            Path(name).unlink(missing_ok=True)
+    for folder in {target.parent for target in written.values()}:
+        _sync_directory(folder)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -40,23 +72,118 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+    """Returns a safetensors file with a checksum of its tensors, which the format itself lacks."""
+    import safetensors.torch
+
+    return safetensors.torch.save(dict(tensors), {_CHECKSUM: tensor_checksum(tensors)})
+
+
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Returns the tensors of a safetensors file by name, or raises an error that names the file."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    """Returns the tensors of a safetensors file by name, or raises an error that names the file.
+
+    The checksum of a file that `to_safetensors` made is checked; one without gives a warning.
+    """
+    from safetensors import SafetensorError, safe_open
 
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            expected = (file.metadata() or {}).get(_CHECKSUM)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+    if expected is None:
+        warn_unchecked(path)
+    elif expected != tensor_checksum(tensors):
+        raise ValueError(f"{path} is damaged: its tensors do not have the checksum of the file")
+    return tensors
+
+
+def tensor_checksum(tensors: Mapping[str, Tensor]) -> str:
+    """Returns a checksum of names, types, shapes and elements."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        digest.update(data.numpy().data)
+    return digest.hexdigest()
+
+
+def to_json(content: Mapping[str, Any]) -> str:
+    """Returns an object as JSON with a checksum of the rest as its last field."""
+    return json.dumps({**content, _SHA256: _json_checksum(content)}, indent=2) + "\n"
+
+
+def check_json(content: Mapping[str, Any], path: Path) -> None:
+    """Raises an error if an object that `to_json` wrote was changed; one without gives a warning.
+
+    Args:
+        content: The object, as it was read.
+        path: Where it was read.
+    """
+    rest = {name: value for name, value in content.items() if name != _SHA256}
+    if _SHA256 not in content:
+        warn_unchecked(path)
+    elif content[_SHA256] != _json_checksum(rest):
+        raise ValueError(
+            f"{path} is not as it was written: restore it, or, if you changed it yourself, remove "
+            f"{_SHA256!r} from it"
+        )
+
+
+def check_zip(path: Path) -> bool:
+    """Returns whether a file is a zip file; its checksums, which torch ignores, must be right.
+
+    Files that torch wrote before 1.6 are not zip files and have no checksums.
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            return False
+        with zipfile.ZipFile(path) as file:
+            wrong = file.testzip()
+    except _NOT_A_ZIP as error:
         raise ValueError(f"{path} is damaged: {error}") from error
+    if wrong is not None:
+        raise ValueError(f"{path} is damaged: the checksum of {wrong} is wrong")
+    return True
+
+
+def warn_unchecked(path: Path) -> None:
+    """Warns that a file was read that has no checksum."""
+    warnings.warn(f"{path} has no checksum: damage would not be noticed", stacklevel=4)
 
 
 def check_writable(path: Path) -> None:
     """Raises an error if no file can be written there, before anything is computed."""
+    _target(path)
+
+
+def _target(path: Path) -> Path:
+    """Returns the file to replace: the path, or what it links to if that is a regular file."""
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"the folder {path.parent} does not exist: make it first")
+    target = Path(os.path.realpath(path))
+    if not path.is_file() and (path.exists() or target.is_symlink()):
+        raise OSError(f"{path} is a device, a FIFO, a socket or a link to itself: name a file")
+    folder = target.parent if path.is_symlink() else path.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"the folder {folder} does not exist: make it first")
+    return target
+
+
+@contextmanager
+def _errors_about(path: Path) -> Generator[None]:
+    """Lets errors of the system name a file, not the hidden one that is written first."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _json_checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _umask() -> int:

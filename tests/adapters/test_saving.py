@@ -1,7 +1,9 @@
 import json
 import os
 import pickle
+import random
 import re
+import warnings
 
 import pytest
 import safetensors.torch
@@ -20,6 +22,7 @@ from torch import nn
 
 import irpe
 from irpe.adapters.equipped import equipment_of
+from irpe.files import tensor_checksum, to_json, to_safetensors, write_together
 
 SPEC = "product-contextual-k"
 FILES = ["irpe.json", "model.safetensors"]
@@ -99,7 +102,15 @@ def saved(tmp_path):
 
 def change_description(path, **changes):
     description = json.loads((path / "irpe.json").read_text())
-    (path / "irpe.json").write_text(json.dumps(description | changes))
+    del description["sha256"]
+    (path / "irpe.json").write_text(to_json(description | changes))
+
+
+def change_tensors(path, change):
+    """Changes the tensors of a saved model, with checksums that fit."""
+    tensors = change(safetensors.torch.load((path / "model.safetensors").read_bytes()))
+    (path / "model.safetensors").write_bytes(to_safetensors(tensors))
+    change_description(path, tensors=tensor_checksum(tensors))
 
 
 @pytest.mark.parametrize(("make", "arguments", "x"), TOLD.values(), ids=TOLD)
@@ -192,27 +203,63 @@ def test_an_older_save_is_replaced(saved):
     assert os.listdir(path.parent) == ["model"]
 
 
-@pytest.mark.parametrize("kind", ["file", "directory", "empty directory"])
+@pytest.mark.parametrize("kind", ["file", "directory"])
 def test_what_is_not_ours_is_not_overwritten(tmp_path, kind):
     path = tmp_path / "thesis"
     kept = path
-    if kind != "file":
+    if kind == "directory":
         path.mkdir()
         kept = path / "chapter"
-    if kind != "empty directory":
-        kept.write_text("all of it")
+    kept.write_text("all of it")
     with pytest.raises(FileExistsError, match="thesis exists and is not an equipped model"):
         irpe.save_equipped(equipped(make_vit, {}), path)
-    assert kind == "empty directory" or kept.read_text() == "all of it"
+    assert kept.read_text() == "all of it"
     assert os.listdir(tmp_path) == ["thesis"]
 
 
+def test_other_files_in_the_directory_of_an_older_save_stay(saved):
+    path, _ = saved
+    (path / "notes.txt").write_text("mine")
+    (path / "more").mkdir()
+    (path / "more" / "data").write_text("mine too")
+    new = equipped(make_vit, {"spec": "cross-bias-k"})
+    irpe.save_equipped(new, path)
+    assert (path / "notes.txt").read_text() == "mine"
+    assert (path / "more" / "data").read_text() == "mine too"
+    assert sorted(os.listdir(path)) == sorted([*FILES, "more", "notes.txt"])
+    assert_equal(irpe.load_equipped(path), new, images())
+
+
+@pytest.mark.parametrize("left", [[], [".model.safetensors.a1b2"], ["model.safetensors"]])
+def test_what_a_killed_save_left_is_completed(tmp_path, left):
+    (tmp_path / "model").mkdir()
+    for name in left:
+        (tmp_path / "model" / name).write_text("half")
+    model = equipped(make_vit, {})
+    irpe.save_equipped(model, tmp_path / "model")
+    assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
+
+
+@pytest.mark.parametrize("is_there", [True, False], ids=["there", "dangling"])
+def test_symbolic_links_are_followed(tmp_path, is_there):
+    model, target = equipped(make_vit, {}), tmp_path / "target"
+    if is_there:
+        irpe.save_equipped(equipped(make_vit, {"spec": "cross-bias-k"}), target)
+        (target / "irpe.json").rename(tmp_path / "description")
+        (target / "irpe.json").symlink_to("../description")
+    (tmp_path / "link").symlink_to("target")
+    irpe.save_equipped(model, tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (target / "irpe.json").is_symlink() == is_there
+    assert_equal(irpe.load_equipped(target), model, images())
+
+
 @pytest.mark.parametrize("is_new", [True, False], ids=["new place", "old save"])
-@pytest.mark.parametrize("step", ["tensors", "description", "last rename"])
+@pytest.mark.parametrize("step", ["tensors", "description", "first rename"])
 def test_a_failing_write_leaves_what_was_there(tmp_path, saved, monkeypatch, step, is_new):
     path, old = saved
     target = path.with_name("new") if is_new else path
-    fail_at(monkeypatch, step, target)
+    fail_at(monkeypatch, step)
     new = equipped(make_vit, {"spec": "cross-bias-k"})
     with pytest.raises(OSError, match="disk is full"):
         irpe.save_equipped(new, target)
@@ -221,33 +268,21 @@ def test_a_failing_write_leaves_what_was_there(tmp_path, saved, monkeypatch, ste
     assert_equal(irpe.load_equipped(path), old, images())
 
 
-def fail_at(monkeypatch, step, target):
+def fail_at(monkeypatch, step):
     """Makes one of the steps of a save fail half-way."""
 
-    def write(tensors, path, *arguments):
-        path.write_bytes(b"half")
+    def fail(*arguments):
         raise OSError("the disk is full")
 
-    def write_text(path, *arguments, **options):
-        path.write_bytes(b"half")
-        raise OSError("the disk is full")
+    def write(contents):
+        files = list(contents)
+        failing = files[step == "description"]
+        write_together({**contents, failing: lambda file: fail(file.write(b"half"))})
 
-    def move(rename):
-        def fail(source, destination, *arguments):
-            if os.fspath(destination) == os.fspath(target):
-                monkeypatch.undo()  # what comes after may set things right
-                raise OSError("the disk is full")
-            return rename(source, destination, *arguments)
-
-        return fail
-
-    if step == "tensors":
-        monkeypatch.setattr(safetensors.torch, "save_file", write)
-    elif step == "description":
-        monkeypatch.setattr("pathlib.Path.write_text", write_text)
+    if step == "first rename":
+        monkeypatch.setattr(os, "replace", fail)
     else:
-        for name in ("rename", "replace"):
-            monkeypatch.setattr(os, name, move(getattr(os, name)))
+        monkeypatch.setattr("irpe.adapters.saving.write_together", write)
 
 
 def test_a_plain_model_is_not_saved(tmp_path):
@@ -323,6 +358,23 @@ BAD_HOSTS = {
     "an unknown model": {"library": "timm", "arguments": {"model_name": "vit_nano"}},
     "an unknown argument": {"library": "timm", "arguments": VIT | {"colour": "blue"}},
     "a module of torch.nn": {"library": "torch", "arguments": {"kind": "MultiheadAttention"}},
+    "no heads": {"library": "timm", "arguments": VIT | {"num_heads": 0}},
+    "heads that do not divide": {"library": "timm", "arguments": VIT | {"num_heads": 5}},
+    "no patch": {"library": "timm", "arguments": VIT | {"patch_size": 0}},
+    "a wrong dimension": {"library": "timm", "arguments": VIT | {"embed_dim": 25}},
+    "an image below a patch": {"library": "timm", "arguments": VIT | {"img_size": 1}},
+    "no patch of torchvision": {
+        "library": "torchvision",
+        "arguments": {
+            "kind": "VisionTransformer",
+            "image_size": 32,
+            "patch_size": 0,
+            "num_layers": 1,
+            "num_heads": 2,
+            "hidden_dim": 16,
+            "mlp_dim": 16,
+        },
+    },
     "a model of the hub": {"library": "timm", "arguments": {"model_name": "hf-hub:a/b"}},
     "a model elsewhere": {"library": "timm", "arguments": {"model_name": "local-dir:/etc"}},
     "weights elsewhere": {"library": "timm", "arguments": VIT | {"checkpoint_path": "a.pth"}},
@@ -398,6 +450,10 @@ TABLE = "blocks.0.attn.rpe.key_tables.0"
 TAMPERED = {
     "wrong shape": lambda tensors: {**tensors, TABLE: tensors[TABLE][:, 1:].contiguous()},
     "missing": lambda tensors: {n: t for n, t in tensors.items() if n != TABLE},
+    "bytes": lambda tensors: {**tensors, TABLE: tensors[TABLE].byte()},
+    "integers": lambda tensors: {**tensors, TABLE: tensors[TABLE].long()},
+    "booleans": lambda tensors: {**tensors, TABLE: tensors[TABLE].bool()},
+    "complex": lambda tensors: {**tensors, TABLE: tensors[TABLE].cfloat()},
     "left over": lambda tensors: {**tensors, TABLE + "0": tensors[TABLE].clone()},
 }
 
@@ -405,8 +461,7 @@ TAMPERED = {
 @pytest.mark.parametrize("tamper", TAMPERED.values(), ids=TAMPERED)
 def test_tensors_that_do_not_fit(saved, tamper):
     path, _ = saved
-    tensors = safetensors.torch.load_file(path / "model.safetensors")
-    safetensors.torch.save_file(tamper(tensors), path / "model.safetensors")
+    change_tensors(path, tamper)
     plain = make_vit()
     before = state_of(plain)
     for arguments in ({}, {"model": plain}):
@@ -422,3 +477,46 @@ def test_another_model_does_not_fit_and_stays_plain(saved):
     with pytest.raises(ValueError, match="does not fit the model"):
         irpe.load_equipped(path, model=other)
     assert state_of(other) == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_an_error_or_changes_nothing(saved, name):
+    path, model = saved
+    whole = (path / name).read_bytes()
+    draw, refused = random.Random(0), []
+    for _ in range(60):
+        flipped = bytearray(whole)
+        flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+        (path / name).write_bytes(flipped)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                loaded = irpe.load_equipped(path)
+        except ValueError as error:
+            refused.append(str(error))
+        else:
+            assert_equal(loaded, model, images())
+    assert len(refused) > 30
+    assert all(name in message for message in refused)
+
+
+def test_files_of_two_saves_are_not_mixed(saved, tmp_path):
+    path, _ = saved
+    irpe.save_equipped(equipped(make_vit, {"spec": f"{SPEC}@2.5"}), tmp_path / "other")
+    (tmp_path / "other/irpe.json").replace(path / "irpe.json")
+    with pytest.raises(ValueError, match=r"irpe\.json and model\.safetensors are not of one save"):
+        irpe.load_equipped(path)
+
+
+def test_files_without_a_checksum_are_read_with_a_warning(saved):
+    path, model = saved
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    safetensors.torch.save_file(tensors, path / "model.safetensors")
+    with pytest.warns(UserWarning, match=r"model\.safetensors has no checksum"):
+        loaded = irpe.load_equipped(path)
+    assert_equal(loaded, model, images())
+    description = json.loads((path / "irpe.json").read_text())
+    irpe.save_equipped(model, path)
+    del description["sha256"], description["tensors"]
+    (path / "irpe.json").write_text(json.dumps(description))
+    with pytest.warns(UserWarning, match=r"irpe\.json has no checksum"):
+        assert_equal(irpe.load_equipped(path), model, images())

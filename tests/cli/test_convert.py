@@ -67,3 +67,13 @@ def test_the_help_has_examples(monkeypatch, capsys):
     assert run(monkeypatch, "--help") == 0
     example = "irpe convert checkpoint.pth --model rpe-2.0-product-ctx-1-k -o detr"
     assert example in capsys.readouterr().out
+
+
+def test_other_files_stay_and_links_are_followed(file, tmp_path, monkeypatch):
+    (tmp_path / "target").mkdir()
+    (tmp_path / "link").symlink_to("target")
+    for _ in range(2):
+        assert run(monkeypatch, file, "-o", tmp_path / "link") == 0
+        (tmp_path / "target" / "notes").write_text("mine")
+    assert (tmp_path / "link").is_symlink()
+    assert sorted(os.listdir(tmp_path / "target")) == ["irpe.json", "model.safetensors", "notes"]

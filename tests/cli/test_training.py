@@ -88,6 +88,9 @@ def test_resume_takes_everything_from_the_run(run):
         (["train", "laptop", "--encoding", "produkt-bias-k"], "produkt"),
         (["train", "laptop", "--data", "nowhere"], "data 'nowhere' is not a folder"),
         (["train", "laptop", "--model-args", "{"], "is not JSON"),
+        (["train", "laptop", "--model-args", '{"num_heads": 0}'], "num_heads = 0 must be"),
+        (["train", "laptop", "--image-size", "1"], "image_size = 1 is less than a patch"),
+        (["train", "laptop", "--crop", "1e-9"], "crop = 1e-09 must be at least 0.1"),
         (["train", "laptop", "-o", "/proc/run"], "cannot be written to"),
         (["train", "--resume", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere"], "nowhere"),
@@ -125,11 +128,48 @@ def test_sigterm_saves_and_tells_how_to_go_on(tmp_path):
     assert "go on with: irpe train --resume runs/laptop" in done.stderr
 
 
+def make_images(folder, names=("a", "b")):
+    for split, label, number in itertools.product(("train", "val"), names, range(8)):
+        (folder / split / label).mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((28, 28), 20 + 9 * number).save(folder / split / label / f"{number}.png")
+
+
+@pytest.fixture
+def on_folder(tmp_path):
+    """Where a run on a folder of images was made, and its score."""
+    make_images(tmp_path / "data")
+    done = irpe("train", "laptop", "--data", "data", *QUICK, "--batch-size", "8", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return tmp_path, irpe("eval", "runs/laptop", "--json", cwd=tmp_path).stdout
+
+
+def test_data_whose_classes_were_renamed_is_refused(on_folder):
+    directory, _ = on_folder
+    for split in ("train", "val"):
+        (directory / "data" / split / "a").rename(directory / "data" / split / "c")
+    before = (directory / "runs/laptop/checkpoint.pt").read_bytes()
+    for arguments in (["eval", "runs/laptop"], ["eval", "runs/laptop", "--data", "data"]):
+        done = irpe(*arguments, cwd=directory)
+        assert done.returncode == 1
+        assert "data has other classes than the run was trained on" in done.stderr
+        assert "class 0 is 'b', in the run 'a' (2 and 2 classes)" in done.stderr
+    done = irpe("train", "--resume", "runs/laptop", cwd=directory)
+    assert done.returncode == 1
+    assert "class 0 is 'b', in the run 'a'" in done.stderr
+    assert (directory / "runs/laptop/checkpoint.pt").read_bytes() == before
+
+
+def test_the_data_of_a_run_is_found_from_another_folder(on_folder):
+    directory, score = on_folder
+    other = directory / "other"
+    make_images(other / "data", ("x", "y"))
+    found = json.loads(irpe("eval", "../runs/laptop", "--json", cwd=other).stdout)
+    assert found["data"] == str(directory / "data")
+    assert {**found, "path": ""} == {**json.loads(score), "path": ""}
+
+
 def test_an_ablation_ends_in_a_report_and_finished_runs_are_kept(tmp_path):
-    for split, label, number in itertools.product(("train", "val"), ("a", "b"), range(8)):
-        folder = tmp_path / "data" / split / label
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.effect_noise((28, 28), 20 + 9 * number).save(folder / f"{number}.png")
+    make_images(tmp_path / "data")
     rows = ["--row", "absolute=none,keep", "--row", "K=product-contextual-k"]
     options = ["--data", "data", "--recipe", "laptop", *QUICK, "--batch-size", "8"]
     done = irpe("ablate", *rows, *options, cwd=tmp_path)

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -40,6 +41,84 @@ def test_the_configuration_of_another_release_is_refused_in_one_line(config):
             parse_config(json.dumps(changed))
 
 
+@pytest.mark.parametrize(
+    ("classes", "match"),
+    [
+        (["a", "c"], r"class 1 is 'c', in the run 'b' \(2 and 2 classes\)"),
+        (["b", "a"], "class 0 is 'b', in the run 'a'"),
+        (["a"], r"class 1 is None, in the run 'b' \(1 and 2 classes\)"),
+        (["a", "b", "c"], "class 2 is 'c', in the run None"),
+    ],
+)
+def test_the_first_class_that_differs_is_named(classes, match):
+    config = CONFIG.replace(classes=["a", "b"])
+    config.check_classes(["a", "b"])
+    CONFIG.check_classes(classes)  # a run that has not begun
+    with pytest.raises(ValueError, match=match):
+        config.check_classes(classes)
+
+
+def test_paths_are_absolute_and_names_are_not_paths(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for config in (CONFIG, DETECTOR):
+        assert config.replace(data="a/b").with_absolute_paths().data == str(tmp_path / "a/b")
+        assert config.replace(data="/a/b").with_absolute_paths().data == "/a/b"
+        assert config.with_absolute_paths() == config
+    by_name = CONFIG.replace(data="torch/cifar10", root="store").with_absolute_paths()
+    assert (by_name.data, by_name.root) == ("torch/cifar10", str(tmp_path / "store"))
+
+
+WRONG = {
+    "a number": [True, "1", None, [], {}, float("inf"), float("nan"), 10**400],
+    "a whole number": [True, "1", None, [], {}, 1.5, 2**64],
+    "text": [3, True, [], {}, "a\0b"],
+    "true or false": [1, 0.0, "true", None, []],
+    "an object": [3, "{}", None, [], {1: 2}],
+    "a list of texts": [3, "abc", None, {}, [1], [None]],
+}
+KINDS = {
+    "model": "text", "data": "text", "initial": "text", "root": "text", "optimizer": "text",
+    "encoding": "text", "auto_augment": "text", "lr": "a number", "crop": "a number",
+    "mixup": "a number", "epochs": "a whole number", "image_size": "a whole number",
+    "seed": "a whole number", "compile": "true or false", "model_args": "an object",
+    "classes": "a list of texts",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", KINDS)
+def test_fields_of_a_wrong_type_are_refused(field):
+    for value in WRONG[KINDS[field]]:
+        with pytest.raises(ValueError, match=rf"{field} = .* must be "):
+            CONFIG.replace(**{field: value})
+        if value != {1: 2}:  # not in JSON
+            content = json.loads(CONFIG.to_json()) | {field: value}
+            with pytest.raises(ValueError, match=rf"{field} = .* must be "):
+                parse_config(json.dumps(content))
+
+
+def test_every_field_of_every_configuration_has_a_type():
+    for config in (CONFIG, DETECTOR):
+        for field in dataclasses.fields(config):
+            with pytest.raises(ValueError, match=rf"{field.name} = .* must be "):
+                config.replace(**{field.name: object()})
+
+
+def test_json_nested_too_deep():
+    with pytest.raises(ValueError, match="not the configuration of a run"):
+        parse_config("[" * 100_000)
+
+
+@pytest.mark.parametrize("config", [CONFIG, DETECTOR])
+def test_a_changed_text_is_refused_and_one_without_checksum_read(config):
+    text = config.to_json().replace('"epochs": 300', '"epochs": 301')
+    with pytest.raises(ValueError, match=r"run\.json is not as it was written: restore it"):
+        parse_config(text)
+    content = json.loads(text)
+    del content["sha256"]
+    with pytest.warns(UserWarning, match=r"run\.json has no checksum"):
+        assert parse_config(json.dumps(content)) == config.replace(epochs=301)
+
+
 def test_a_misspelt_field_gets_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'epochs'"):
         CONFIG.replace(epoch=3)
@@ -57,6 +136,8 @@ def test_a_misspelt_field_gets_the_nearest():
         ("drop_path", 1.5, "drop_path = 1.5 must be between 0 and 1"),
         ("precision", "bf61", "did you mean 'bf16'"),
         ("absolute", "keeps", "did you mean 'keep'"),
+        ("crop", 1e-9, "crop = 1e-09 must be at least 0.1"),
+        ("crop", 1.5, "crop = 1.5 must be between 0 and 1"),
         ("channels", 4, "channels 4 is not one of 1, 3"),
         ("warmup_epochs", 300, "must be less than epochs = 300"),
     ],

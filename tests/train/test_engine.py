@@ -2,6 +2,7 @@
 
 import csv
 import os
+import shutil
 import signal
 import subprocess
 
@@ -11,7 +12,7 @@ from train.little import AUGMENTED, CONFIG, Damaged, StopAt, little, task, train
 from train.processes import kill_again_and_again, position, start, wait_for
 
 from irpe.progress import NoProgress
-from irpe.train.checkpoint import load_checkpoint
+from irpe.train.checkpoint import load_checkpoint, save_checkpoint
 from irpe.train.classification.task import ClassificationTask
 from irpe.train.engine import fit
 from irpe.train.processes import make_accelerator
@@ -91,7 +92,8 @@ def test_a_compiled_run_is_the_run(tmp_path, single):
 
 def test_a_run_leaves_its_files_and_returns_what_they_hold(whole):
     config, directory, found = whole
-    assert read_config(directory) == config
+    classes = tuple(map(str, range(10)))
+    assert read_config(directory) == config.replace(classes=classes)
     with (directory / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["epoch"] for row in rows] == ["1", "2"]
@@ -104,7 +106,9 @@ def test_a_run_leaves_its_files_and_returns_what_they_hold(whole):
 
 def test_a_run_that_has_ended_returns_its_model_and_history_without_a_score(whole):
     config, directory, found = whole
+    (directory / "model/notes").write_text("mine")
     again = train(directory, config)
+    assert (directory / "model/notes").read_text() == "mine"
     assert same(again.model, found.model)
     assert (again.history, again.score) == (found.history, None)
 
@@ -192,6 +196,13 @@ def test_broken_images_up_to_a_fraction(tmp_path, broken, limit, fails):
         ({"device_batch_size": 1, "mixup": 0.8}, "1 per forward pass and device must be even"),
         ({"model": "no_such_model"}, "no_such_model"),
         ({"model_args": {"no_such": 1}}, "no_such"),
+        ({"model_args": {"num_heads": 0}}, "num_heads = 0 must be a whole number of at least 1"),
+        ({"model_args": {"num_heads": 5}}, "'num_heads': 5.*dim should be divisible by num_heads"),
+        ({"model_args": {"num_heads": "2"}}, "num_heads = '2' must be a whole number"),
+        ({"model_args": {"patch_size": 0}}, "patch_size = 0 must be a whole number"),
+        ({"model_args": {"patch_size": [7]}}, r"'patch_size': \[7\].*: tuple index out of range"),
+        ({"model_args": {"embed_dim": 25}}, "'embed_dim': 25.*should be divisible by num_heads"),
+        ({"image_size": 1}, "image_size = 1 is less than a patch of .*, 7 pixels"),
         ({"encoding": "product-contextual-z"}, "targets 'z'"),
     ],
 )
@@ -204,7 +215,53 @@ def test_what_cannot_be_trained(tmp_path, changes, match):
 def test_a_checkpoint_of_another_run_is_refused(whole):
     config, directory, _ = whole
     with pytest.raises(ValueError, match="does not fit the run's configuration"):
-        trainer(directory, config.replace(encoding="none", absolute="keep"))
+        train(directory, config.replace(encoding="none", absolute="keep"))
+
+
+def with_optimizer(change):
+    """Returns a change of a state that changes the optimizer's state of the first parameter."""
+
+    def changed(state):
+        moments = state["optimizer"]["state"]
+        return {"optimizer": {**state["optimizer"], "state": {**moments, 0: change(moments[0])}}}
+
+    return changed
+
+
+BAD_STATES = {
+    "epoch": lambda state: {"epoch": 3},
+    "step": lambda state: {"step": 10**12},
+    "step after the end": lambda state: {"step": 1},
+    "history": lambda state: {"history": state["history"][:1]},
+    "broken": lambda state: {"broken": [48]},
+    "bytes": lambda state: {"model": {k: v.byte() for k, v in state["model"].items()}},
+    "no average": lambda state: {"average": {}},
+    "moment": with_optimizer(lambda moment: {**moment, "exp_avg": torch.zeros(3)}),
+    "text for a moment": with_optimizer(lambda moment: {**moment, "exp_avg_sq": "text"}),
+    "optimizer step": with_optimizer(lambda moment: {**moment, "step": torch.tensor(1e9)}),
+    "text for a setting": lambda state: {
+        "optimizer": {
+            **state["optimizer"],
+            "param_groups": [{**g, "betas": "text"} for g in state["optimizer"]["param_groups"]],
+        }
+    },
+    "no groups": lambda state: {"optimizer": {"state": {}, "param_groups": []}},
+}
+
+
+@pytest.mark.parametrize("change", BAD_STATES.values(), ids=BAD_STATES)
+def test_a_state_that_does_not_fit_is_refused_and_left(tmp_path, whole, change):
+    config, directory, _ = whole
+    state = load_checkpoint(directory / "checkpoint.pt")
+    if change is BAD_STATES["no average"] and not config.ema_decay:
+        pytest.skip("this run has no average")
+    copy = shutil.copytree(directory, tmp_path / "run")
+    save_checkpoint(copy / "checkpoint.pt", {**state, **change(state)})
+    before = {path: path.read_bytes() for path in copy.rglob("*.*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"checkpoint\.pt does not fit the run's configuration: "):
+        train(copy, config)
+    del before[copy / ".lock"]
+    assert all(path.read_bytes() == content for path, content in before.items())
 
 
 SWIN = CONFIG.replace(
@@ -228,21 +285,32 @@ def test_a_swin_without_its_own_bias_trains(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    run = trainer(tmp_path / "run")
-    run.save()
-    with torch.no_grad():
-        run.raw.head.bias[0] = float("nan")
-    with pytest.raises(FloatingPointError, match="the last checkpoint is untouched"):
+    with trainer(tmp_path / "run") as run:
         run.save()
+        with torch.no_grad():
+            run.raw.head.bias[0] = float("nan")
+        with pytest.raises(FloatingPointError, match="the last checkpoint is untouched"):
+            run.save()
     state = load_checkpoint(tmp_path / "run/checkpoint.pt")
     assert bool(state["model"]["head.bias"].isfinite().all())
 
 
 def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
-    (tmp_path / "run").mkdir()
+    (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/.checkpoint.pt.x1y2").write_text("half")
-    trainer(tmp_path / "run")
+    (tmp_path / "run/model/.model.safetensors.x1y2").write_text("half")
+    with trainer(tmp_path / "run"):
+        pass
     assert not list((tmp_path / "run").glob(".checkpoint*"))
+    assert not list((tmp_path / "run/model").iterdir())
+
+
+def test_a_run_of_another_configuration_is_not_gone_on_with(whole):
+    config, directory, _ = whole
+    before = (directory / "checkpoint.pt").read_bytes()
+    with pytest.raises(ValueError, match="holds a run with another configuration"):
+        train(directory, config.replace(lr=0.5))
+    assert (directory / "checkpoint.pt").read_bytes() == before
 
 
 WITH_WORKERS = """

@@ -1,22 +1,20 @@
 """Equipped models on disk: a directory with the tensors (safetensors) and a description (json).
 
-Nothing that is read here can run code. A directory is written under another name and then renamed,
-so that it is complete or does not exist.
+Nothing that is read here can run code. The two files are replaced together, each whole or not at
+all; whatever else is in the directory stays.
 """
 
 import importlib
 import json
 import os
-import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from irpe.adapters.equip import apply_equipment
@@ -24,6 +22,14 @@ from irpe.adapters.equipped import Equipment, equipment_of
 from irpe.adapters.hosts import HOSTS, hosts_of
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
+from irpe.files import (
+    check_json,
+    read_safetensors,
+    tensor_checksum,
+    to_json,
+    to_safetensors,
+    write_together,
+)
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
@@ -32,43 +38,41 @@ _STATE_ATTRIBUTES = {"training", "grad_checkpointing", "_is_accelerate_prepared"
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
-    """Writes an equipped model to a directory, which is replaced if it holds one already.
+    """Writes an equipped model to a directory; one that is there already is replaced.
 
     Args:
         model: A model that `equip` returned.
-        path: The directory.
+        path: The directory. Other files in it stay as they are.
     """
     path = Path(path)
     equipment = equipment_of(model)
     if not equipment:
         raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
-    if path.exists() and not (path / _DESCRIPTION).is_file():
-        raise FileExistsError(
-            f"{path} exists and is not an equipped model: choose another path, or remove it first"
-        )
-    description = {
-        "format": _FORMAT,
-        "equipment": [call.to_dict() for call in equipment],
-        "host": _describe(model),
-    }
+    _check_directory(path)
     tensors = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in model.state_dict().items()
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as scratch:
-        written, replaced = Path(scratch, "new"), Path(scratch, "old")
-        written.mkdir()
-        safetensors.torch.save_file(tensors, written / _TENSORS)
-        (written / _DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n")
-        if path.exists():
-            path.rename(replaced)
-        try:
-            written.rename(path)
-        except OSError:
-            if replaced.exists():
-                replaced.rename(path)
-            raise
+    description = {
+        "format": _FORMAT,
+        "equipment": [call.to_dict() for call in equipment],
+        "host": _describe(model),
+        "tensors": tensor_checksum(tensors),
+    }
+    text, data = to_json(description), to_safetensors(tensors)
+    folder, is_new = Path(os.path.realpath(path)), not path.exists()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        write_together(
+            {
+                path / _TENSORS: lambda file: file.write(data),
+                path / _DESCRIPTION: lambda file: file.write(text.encode()),
+            }
+        )
+    except BaseException:
+        if is_new:
+            folder.rmdir()
+        raise
 
 
 def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
@@ -85,6 +89,10 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     else:
         description = _read_description(path / _DESCRIPTION)
         tensors = _read_tensors(path / _TENSORS)
+        if description["tensors"] not in (None, tensor_checksum(tensors)):
+            raise ValueError(
+                f"{path / _DESCRIPTION} and {_TENSORS} are not of one save: save the model again"
+            )
     if model is None:
         model = _build(description["host"], path)
         dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
@@ -95,6 +103,20 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         undo.pop_all()
     model.load_state_dict(tensors)
     return model.eval()
+
+
+def _check_directory(path: Path) -> None:
+    """Raises an error if a path holds something else, so that a model is not mixed with it."""
+    ours = (_DESCRIPTION, _TENSORS)
+    if (path / _DESCRIPTION).is_file() or not path.exists():
+        return
+    hidden = tuple(f".{name}." for name in ours)  # of a save that was killed
+    if not path.is_dir() or any(
+        file.name not in ours and not file.name.startswith(hidden) for file in path.iterdir()
+    ):
+        raise FileExistsError(
+            f"{path} exists and is not an equipped model: choose another path, or remove it first"
+        )
 
 
 def _describe(model: nn.Module) -> dict[str, Any] | None:
@@ -146,10 +168,6 @@ def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:
     return {name: (x.shape, x.is_contiguous()) for name, x in model.state_dict().items()}
 
 
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-
-
 def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
     if host is None:
         raise ValueError(
@@ -161,7 +179,10 @@ def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
         if not hasattr(module, "build_model"):
             raise ValueError(f"modules of {host['library']} are not built, pass model=plain")
         return module.build_model(host["arguments"])
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
+        ValueError,
+    ) as error:  # fmt: skip
         raise ValueError(
             f"{path / _DESCRIPTION} does not describe a model that can be built: {error!r}"
         ) from error
@@ -202,18 +223,17 @@ def _read_description(path: Path) -> dict[str, Any]:
         description = json.loads(path.read_text())
         if description["format"] != _FORMAT:
             raise ValueError(f"format {description['format']!r}, this release reads {_FORMAT}")
-        return {name: description[name] for name in ("equipment", "host")}
-    except (ValueError, KeyError, TypeError) as error:
+        read = {name: description[name] for name in ("equipment", "host")}
+    except (ValueError, KeyError, RecursionError, TypeError) as error:
         raise ValueError(f"{path} is damaged or of another program: {error!r}") from error
+    check_json(description, path)
+    return {**read, "tensors": description.get("tensors")}
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: the directory is incomplete")
-    try:
-        return safetensors.torch.load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+    return read_safetensors(path)
 
 
 def _equipment(call: dict[str, Any]) -> Equipment:
@@ -224,13 +244,20 @@ def _equipment(call: dict[str, Any]) -> Equipment:
 
 
 def check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path) -> None:
-    """Raises an error unless names and shapes agree, before anything is copied."""
-    shapes = _shapes(model)
-    read = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = sorted(name for name in {*shapes, *read} if shapes.get(name) != read.get(name))
+    """Raises an error unless names, shapes and kinds of tensors agree, before any is copied."""
+    own, read = _layouts(model.state_dict()), _layouts(tensors)
+    wrong = sorted(name for name in {*own, *read} if own.get(name) != read.get(name))
     if wrong:
         name = wrong[0]
         raise ValueError(
             f"{path} does not fit the model in {len(wrong)} tensors, the first is {name}: the file "
-            f"has {read.get(name, 'none')}, the model {shapes.get(name, 'none')}"
+            f"has {read.get(name, 'none')}, the model {own.get(name, 'none')}"
         )
+
+
+def _layouts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Returns kinds and shapes; one floating-point type may be copied to another, no other may."""
+    return {
+        name: f"{tuple(x.shape)}" + ("" if x.is_floating_point() else f" of {x.dtype}")
+        for name, x in tensors.items()
+    }

@@ -71,7 +71,7 @@ def ablate(
     base = _with_grid(find_recipe(recipe, RECIPES).replace(**given), grid)
     title, rows = _choose_rows(table, buckets, row or [])
     data = open_images(base.data, base.root, base.holdout)
-    cells = plan_cells(rows, base, seeds, data, output)
+    cells = plan_cells(rows, base.with_absolute_paths(), seeds, data, output)
     console = Console(stderr=True, highlight=False)
     try:
         with LiveTable(cells, console) as live:

@@ -137,6 +137,7 @@ def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
         source = open_images(config.data, config.root, config.holdout)[1]
     else:
         source = open_split(config.data, "val", config.root)
+    config.check_classes(source.classes)
     if len(source.classes) != model.num_classes:
         raise ValueError(
             f"{config.data} has {len(source.classes)} classes, the model {model.num_classes}"

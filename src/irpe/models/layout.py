@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.equipped import encoding_of, equipped_attentions
 from irpe.adapters.saving import check_tensors
+from irpe.files import check_zip, warn_unchecked
 from irpe.models.detr import rename_detr
 
 WHERE = "https://github.com/wkcn/iRPE-model-zoo/releases/download/1.0/"
@@ -28,8 +29,11 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file; the only other type that may occur in it is a Namespace."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: fetch it from {WHERE}")
+    has_checksums = check_zip(path)
     with path.open("rb") as file:
         content = _load(file, path)
+    if not has_checksums:
+        warn_unchecked(path)
     tensors: Any = content.get("model") if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not tensors:
         raise ValueError(

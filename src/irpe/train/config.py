@@ -5,16 +5,22 @@ task needs is in the folder of that task.
 """
 
 import dataclasses
-import json
-from collections.abc import Mapping
+import itertools
+import os
+import reprlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
+from irpe import files
 from irpe.core.choices import check_choice
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
 RUN_FILE = "run.json"  # where a run stores its configuration
+EMBEDDED = "embedded"  # the data that comes with the library
+DATASETS = ("torch/", "hfds/")  # what the name of a timm dataset starts with
 
 
 def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
@@ -41,8 +47,9 @@ class RunConfig:
     data: str = option(
         "Classifiers: a folder, tar or idx files, the name of a timm dataset, or 'embedded'. "
         "Detectors: a folder in the layout of COCO or Pascal VOC.",
-        "embedded",
+        EMBEDDED,
     )
+    classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
     flip: float = option("Probability of a horizontal flip in training.", 0.5)
 
     epochs: int = option("Passes over the training images.", 300)
@@ -85,6 +92,8 @@ class RunConfig:
     seed: int = option("Seed of everything random.", 0)
 
     def __post_init__(self) -> None:
+        _check_types(self)
+        object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
         check_choice("absolute", self.absolute, ABSOLUTE)
         check_choice("precision", self.precision, PRECISIONS)
         check_at_least(self, 1, "epochs", "batch_size", "aug_repeats", "eval_every", "save_every")
@@ -107,9 +116,62 @@ class RunConfig:
             check_choice(f"field of {self.task}", name, [f.name for f in dataclasses.fields(self)])
         return dataclasses.replace(self, **changes)
 
+    def with_absolute_paths(self) -> Self:
+        """Returns the configuration with paths that mean the same in every working directory."""
+        is_name = self.data in ("", EMBEDDED) or self.data.startswith(DATASETS)
+        return self if is_name else self.replace(data=os.path.abspath(self.data))
+
+    def check_classes(self, classes: Sequence[str]) -> None:
+        """Raises an error unless the classes of the data are those that the run began with."""
+        if not self.classes or tuple(classes) == self.classes:
+            return
+        pairs = itertools.zip_longest(classes, self.classes)
+        label, (found, own) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
+        raise ValueError(
+            f"{self.data} has other classes than the run was trained on: class {label} is "
+            f"{found!r}, in the run {own!r} ({len(classes)} and {len(self.classes)} classes); "
+            "restore the names and the order of the classes"
+        )
+
     def to_json(self) -> str:
         """Returns the configuration as text that `irpe.train.runs.read_config` reads."""
-        return json.dumps({"task": self.task, **dataclasses.asdict(self)}, indent=2) + "\n"
+        return files.to_json({"task": self.task, **dataclasses.asdict(self)})
+
+
+def _check_types(config: RunConfig) -> None:
+    """Raises an error unless every field is of its type: JSON has others."""
+    hints = get_type_hints(type(config))
+    for each in dataclasses.fields(config):
+        value, hint = getattr(config, each.name), hints[each.name]
+        is_valid, meaning = _TYPES[hint]
+        if not is_valid(value):
+            raise ValueError(f"{each.name} = {reprlib.repr(value)} must be {meaning}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and abs(value) <= sys.float_info.max  # not NaN either
+
+
+_TYPES: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    str: (_is_text, "text"),
+    str | None: (lambda value: value is None or _is_text(value), "text or null"),
+    bool: (lambda value: isinstance(value, bool), "true or false"),
+    int: (lambda value: type(value) is int and abs(value) < 2**63, "a whole number"),
+    float: (_is_number, "a finite number"),
+    Mapping[str, Any]: (
+        lambda value: isinstance(value, Mapping) and all(map(_is_text, value)),
+        'an object, as in {"depth": 6}',
+    ),
+    tuple[str, ...]: (
+        lambda value: isinstance(value, list | tuple) and all(map(_is_text, value)),
+        "a list of texts",
+    ),
+}
 
 
 def check_at_least(config: RunConfig, low: float, *names: str) -> None:

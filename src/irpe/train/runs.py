@@ -9,12 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import safetensors.torch
 from torch import nn
 
 from irpe.adapters.equip import equipment_of
-from irpe.adapters.saving import save_equipped
-from irpe.files import write_bytes
+from irpe.adapters.saving import check_tensors, save_equipped
+from irpe.files import to_safetensors, write_bytes
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.config import RUN_FILE
 from irpe.train.logs import METRICS
@@ -23,7 +22,7 @@ from irpe.train.weights import read_weights
 
 Metrics = Mapping[str, Sequence[float]]
 CHECKPOINT, MODEL = "checkpoint.pt", "model"
-_TENSORS = "model.safetensors"
+TENSORS = f"{MODEL}/model.safetensors"
 _EVERY_EPOCH = ("epoch", "train_loss")  # whether it was evaluated or not
 
 
@@ -33,7 +32,7 @@ def read_config(directory: Path) -> Config:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist: {directory} is not a run")
     try:
-        return parse_config(path.read_text())
+        return parse_config(path.read_text(), path)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
 
@@ -67,12 +66,11 @@ def save_model(directory: Path, model: nn.Module) -> None:
 
     A detector with a frozen backbone is read by `load_run` alone: transformers has no such model.
     """
-    folder = directory / MODEL
     if equipment_of(model):
-        save_equipped(model, folder)
+        save_equipped(model, directory / MODEL)
         return
-    folder.mkdir(exist_ok=True)
-    write_bytes(folder / _TENSORS, safetensors.torch.save(dict(model.state_dict())))
+    (directory / MODEL).mkdir(exist_ok=True)
+    write_bytes(directory / TENSORS, to_safetensors(model.state_dict()))
 
 
 def load_run(directory: str | Path) -> nn.Module:
@@ -83,16 +81,14 @@ def load_run(directory: str | Path) -> nn.Module:
     """
     directory = Path(directory)
     config = read_config(directory)
-    if (directory / MODEL / _TENSORS).is_file():
+    if (directory / TENSORS).is_file():
         weights = read_weights(directory)
     else:
         state = load_checkpoint(directory / CHECKPOINT)
         weights = state["average"] or state["model"]
     model = build_for(config, weights)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise ValueError(f"{directory} does not fit its own configuration: {error}") from error
+    check_tensors(model, weights, directory)
+    model.load_state_dict(weights)
     return model.eval()
 
 

@@ -8,14 +8,16 @@ import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from irpe.files import check_json
 from irpe.progress import Progress
 from irpe.train.classification.config import ClassifierConfig
-from irpe.train.config import RunConfig
+from irpe.train.config import RUN_FILE, RunConfig
 from irpe.train.detection.config import DetectorConfig
 from irpe.train.weights import Weights
 
@@ -127,12 +129,18 @@ def build_for(config: RunConfig, weights: Weights) -> nn.Module:
     return module.build_for(config, weights)
 
 
-def parse_config(text: str) -> Config:
-    """Returns the configuration that `RunConfig.to_json` wrote."""
+def parse_config(text: str, path: Path = Path(RUN_FILE)) -> Config:
+    """Returns the configuration that `RunConfig.to_json` wrote.
+
+    Args:
+        text: What it wrote.
+        path: Where it was read.
+    """
     try:
-        content = json.loads(text)
+        written: dict[str, Any] = json.loads(text)
+        content = {name: value for name, value in written.items() if name != "sha256"}
         config = CONFIGS[content.pop("task")]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not the configuration of a run: {error!r}") from error
     known = {field.name for field in fields(config)}
     unknown, missing = sorted(set(content) - known), sorted(known - set(content))
@@ -141,4 +149,6 @@ def parse_config(text: str) -> Config:
             f"the configuration of another release (unknown fields: {', '.join(unknown) or 'none'};"
             f" missing: {', '.join(missing) or 'none'}): read it with that release, or train again"
         )
-    return config(**content)
+    parsed = config(**content)
+    check_json(written, path)
+    return parsed

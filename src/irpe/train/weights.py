@@ -65,7 +65,11 @@ def _is_replaced(key: str, own: Weights) -> bool:
 
 
 def _fits(weight: Tensor | None, own: Tensor) -> bool:
-    return weight is not None and weight.shape == own.shape
+    return (
+        weight is not None
+        and weight.shape == own.shape
+        and (weight.dtype == own.dtype or (weight.is_floating_point() and own.is_floating_point()))
+    )
 
 
 def _resample(model: Any, pos_embed: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The configuration of a run that trains an image classifier."""
 
+import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from irpe.core.choices import check_choice
 from irpe.train.config import (
@@ -9,9 +10,10 @@ from irpe.train.config import (
     check_at_least,
     check_below_1,
     check_fraction,
-    check_positive,
     option,
 )
+
+MIN_CROP = 0.1  # images are resized to image_size / crop, which is not to exceed the memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +43,11 @@ class ClassifierConfig(RunConfig):
     mixup: float = option("Strength of mixup; 0: none.", 0.0)
     cutmix: float = option("Strength of cutmix; 0: none.", 0.0)
 
+    def with_absolute_paths(self) -> Self:
+        """Returns the configuration with paths that mean the same in every working directory."""
+        root = None if self.root is None else os.path.abspath(self.root)
+        return super().with_absolute_paths().replace(root=root)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("builtin_bias", self.builtin_bias, ("keep", "drop"))
@@ -51,5 +58,5 @@ class ClassifierConfig(RunConfig):
             self, "holdout", "max_broken", "label_smoothing", "drop_path", "min_scale",
             "erasing", "crop",
         )  # fmt: skip
-        check_positive(self, "crop")
+        check_at_least(self, MIN_CROP, "crop")
         check_below_1(self, "label_smoothing")

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import timm
 from torch import nn
 
 from irpe.adapters.equip import equip
+from irpe.adapters.hosts.timm.building import create_timm_model
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.weights import Weights, read_weights, start_from
 
@@ -25,10 +25,7 @@ def build_model(config: ClassifierConfig, num_classes: int) -> nn.Module:
         "drop_path_rate": config.drop_path,
         **config.model_args,
     }
-    try:
-        model = timm.create_model(config.model, config.initial == "pretrained", **arguments)
-    except (AssertionError, RuntimeError, TypeError) as error:
-        raise ValueError(f"model {config.model!r} with {arguments}: {error}") from error
+    model = create_timm_model(config.model, arguments, config.initial == "pretrained")
     if (config.encoding, config.absolute, config.builtin_bias) != ("none", "keep", "keep"):
         equip(model, config.encoding, absolute=config.absolute, builtin_bias=config.builtin_bias)
     if config.initial is not None and config.initial != "pretrained":

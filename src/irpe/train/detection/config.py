@@ -34,7 +34,6 @@ class DetectorConfig(RunConfig):
     )
     long_side: int = option("Longest long side of an image after resizing, in pixels.", 1333)
     random_crop: bool = option("Random crops in training, of images or cached features.", True)
-    classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,4 +56,3 @@ class DetectorConfig(RunConfig):
                 f"cached_versions = {self.cached_versions}: features of a random backbone are not "
                 "cached, set backbone_weights to 'pretrained' or to a file"
             )
-        object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists

@@ -7,12 +7,11 @@ import random
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from irpe.files import read_safetensors, write_bytes
+from irpe.files import read_safetensors, to_safetensors, write_bytes
 from irpe.progress import NO_PROGRESS, Progress, track
 from irpe.train.detection.annotations.source import BoxSource, Target
 from irpe.train.detection.backbone import FrozenBackbone
@@ -78,7 +77,7 @@ def cached_features(
     if not path.exists():
         tensors = _compute(backbone, source, views, count, progress)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_bytes(path, safetensors.torch.save(tensors))
+        write_bytes(path, to_safetensors(tensors))
     try:
         tensors = read_safetensors(path)
     except ValueError as error:

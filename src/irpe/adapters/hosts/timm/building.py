@@ -16,6 +16,8 @@ _ARGUMENTS = {
     "mlp_ratio",
 }  # fmt: skip
 
+_SIZES = {"depth", "embed_dim", "in_chans", "img_size", "num_heads", "patch_size"}
+
 
 def describe_model(model: nn.Module) -> dict[str, Any] | None:
     """Returns arguments of `timm.create_model` for a model, if it is one of timm's."""
@@ -58,4 +60,31 @@ def build_model(arguments: dict[str, Any]) -> nn.Module:
         raise ValueError(f"arguments {unknown} are not among {', '.join(sorted(_ARGUMENTS))}")
     if not timm.is_model(arguments["model_name"]):
         raise ValueError(f"model_name {arguments['model_name']!r} is not a model of timm")
-    return timm.create_model(**arguments)
+    rest = {name: value for name, value in arguments.items() if name != "model_name"}
+    return create_timm_model(arguments["model_name"], rest)
+
+
+def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = False) -> nn.Module:
+    """Returns a model of timm, or raises an error that says which argument cannot be.
+
+    Args:
+        name: timm's name of the model.
+        arguments: More arguments of `timm.create_model`.
+        pretrained: Fill it with timm's weights.
+    """
+    for size in _SIZES & set(arguments):
+        values = arguments[size]
+        for value in values if isinstance(values, list | tuple) else [values]:
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{size} = {values!r} must be a whole number of at least 1")
+    try:
+        model = timm.create_model(name, pretrained, **arguments)
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError) as error:
+        raise ValueError(f"model {name!r} with {arguments}: {error}") from error
+    embedding: Any = getattr(model, "patch_embed", None)
+    if 0 in (getattr(embedding, "grid_size", None) or ()):
+        raise ValueError(
+            f"image_size = {embedding.img_size[0]} is less than a patch of {name}, "
+            f"{embedding.patch_size[0]} pixels: choose a larger image or a smaller patch_size"
+        )
+    return model
