@@ -58,7 +58,7 @@ def test_what_a_user_can_mend_is_one_line_and_1(tmp_path):
     done = irpe("train", "no_such_recipe", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("irpe: recipe 'no_such_recipe'")
-    assert done.stderr.count("\n") == 1
+    assert "\n" not in done.stderr
     assert irpe("train", "--no-such-option", cwd=tmp_path).returncode == 2
 
 

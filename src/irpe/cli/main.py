@@ -17,7 +17,7 @@ from typing import NoReturn
 from irpe.cli.errors import is_of_user, message_of
 from irpe.extras import require
 
-_MENDABLE, _DEFECT, _INTERRUPTED, _PIPE_CLOSED, _TERMINATED = 1, 70, 130, 141, 143
+_DEFECT, _INTERRUPTED, _PIPE_CLOSED, _TERMINATED = 70, 130, 141, 143
 
 
 def main() -> None:
@@ -60,8 +60,7 @@ def _fail(error: Exception, is_debug: bool) -> NoReturn:
     if is_debug:
         traceback.print_exception(error)
     if is_of_user(error):
-        print(f"irpe: {message_of(error)}", file=sys.stderr)
-        sys.exit(_MENDABLE)
+        sys.exit(f"irpe: {message_of(error)}")  # which is 1
     hint = "" if is_debug else "; --debug shows where"
     print(
         f"irpe: internal error: {type(error).__name__}: {message_of(error)} (a defect of irpe, "
