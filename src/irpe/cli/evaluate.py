@@ -81,7 +81,7 @@ def evaluate(
     model, images = model.to(accelerator.device), eval_images(source, config)
     with ProgressBar() as bar:
         score = score_of(model, images, accelerator, batch_size or 256, workers, bar)
-    check_broken(score, config.max_broken, config.data)
+    check_broken(score, config.max_broken, source)
     if not accelerator.is_main_process:
         return
     if as_json:

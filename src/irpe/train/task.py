@@ -132,7 +132,7 @@ def parse_config(text: str) -> Config:
     try:
         content = json.loads(text)
         config = CONFIGS[content.pop("task")]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ValueError(f"not the configuration of a run: {error!r}") from error
     known = {field.name for field in fields(config)}
     unknown, missing = sorted(set(content) - known), sorted(known - set(content))

@@ -6,7 +6,7 @@ from PIL import Image
 from train.little import CONFIG, Damaged
 
 from irpe.train.classification.transforms import eval_images
-from irpe.train.image_files import convert_mode
+from irpe.train.image_files import BrokenImageError, convert_mode
 from irpe.train.sampling import Sample
 
 
@@ -22,6 +22,21 @@ def test_grey_images_of_16_bits_keep_their_shades():
     pixels = np.array([[0, 256, 40000, 65535]], dtype=np.uint16)
     image = convert_mode(Image.fromarray(pixels), "L")
     assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_images_in_the_mode_lab_are_converted(mode):
+    assert convert_mode(Image.new("LAB", (8, 6)), mode).mode == mode
+
+
+def test_an_image_in_an_odd_mode_counts_as_broken():
+    images = eval_images(Damaged(set()), CONFIG)
+    read = images.source.read
+    odd = Image.new("La", (8, 8))
+    images.source.read = lambda index: (odd, 0) if index == 1 else read(index)
+    assert images[Sample(0, 0, 1)][2:] == (1, True)
+    with pytest.raises(BrokenImageError, match="Pillow's mode La cannot be converted to L"):
+        convert_mode(odd, "L")
 
 
 def test_nothing_but_broken_images():

@@ -57,7 +57,6 @@ class LabelledImages(Dataset[Any]):
         if sample.image in self.cached:
             return self.cached[sample.image]
         image, label, broken = self._read(sample.image)
-        image = convert_mode(image, self.mode)
         if self.seed is not None:
             with seeded(self.seed, sample.epoch, sample.position):
                 return self.transform(image), label, sample.image, broken
@@ -74,7 +73,8 @@ class LabelledImages(Dataset[Any]):
         """Returns an image; the next one that can be read, where it cannot."""
         for other in range(index, index + len(self.source)):
             try:
-                return *self.source.read(other % len(self.source)), other != index
+                image, label = self.source.read(other % len(self.source))
+                return convert_mode(image, self.mode), label, other != index
             except BrokenImageError:
                 continue
         raise ValueError(f"none of the {len(self.source)} images can be read")
