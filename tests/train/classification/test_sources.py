@@ -218,7 +218,14 @@ def test_data_that_is_not_there(tmp_path, monkeypatch, data, match):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises((ValueError, OSError), match=match):
-        open_images(data, root=str(tmp_path / "root"))
+        open_images(data, root=str(tmp_path / "root") if "/" in data else None)
+
+
+@pytest.mark.parametrize("data", ["embedded", "."])
+@pytest.mark.parametrize("holdout", [0.0, 0.2])
+def test_a_root_that_does_nothing_is_refused(data, holdout):
+    with pytest.raises(ValueError, match="root 'here' is for datasets with a name"):
+        open_images(data, root="here", holdout=holdout)
 
 
 def test_a_folder_without_images(tmp_path):

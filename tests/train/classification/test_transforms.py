@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 from train.little import CONFIG, Damaged
 
-from irpe.train.classification.transforms import eval_images
+from irpe.train.classification.transforms import eval_images, train_images
 from irpe.train.image_files import BrokenImageError, convert_mode
 from irpe.train.sampling import Sample
 
@@ -22,6 +22,17 @@ def test_grey_images_of_16_bits_keep_their_shades():
     pixels = np.array([[0, 256, 40000, 65535]], dtype=np.uint16)
     image = convert_mode(Image.fromarray(pixels), "L")
     assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
+
+
+@pytest.mark.parametrize("text", ["rand-mfoo", "rand-m", "rand-m9-x", "augmix-m5-wx", "v0-mstd"])
+def test_a_policy_with_a_section_that_does_nothing(text):
+    with pytest.raises(ValueError, match=f"auto_augment '{text}'"):
+        train_images(Damaged(set()), CONFIG.replace(auto_augment=text))
+
+
+@pytest.mark.parametrize("text", ["rand-m9-mstd0.5-inc1", "rand-m9-tweights", "augmix-m5", "v0"])
+def test_policies_of_timm(text):
+    train_images(Damaged(set()), CONFIG.replace(auto_augment=text))
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])

@@ -134,6 +134,7 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
         holdout: The fraction to hold out if there is a single folder of class folders.
     """
     if holdout:
+        _check_root(data, root)
         whole = _open_whole(data)
         train, val = _split(len(whole), holdout)
         return Subset(whole, train, whole.classes), Subset(whole, val, whole.classes)
@@ -148,6 +149,7 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
 
 def open_split(data: str, split: str, root: str | None = None) -> Source:
     """Returns the images of one split, "train" or "val"."""
+    _check_root(data, root)
     if data == "embedded":
         return IdxSource(EMBEDDED, _SPLITS[split][-1] if split == "val" else split)
     if data.startswith(_BY_NAME):
@@ -166,6 +168,14 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
         f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
         "of class folders, hold some images out with holdout, for example 0.2"
     )
+
+
+def _check_root(data: str, root: str | None) -> None:
+    if root is not None and not data.startswith(_BY_NAME):
+        raise ValueError(
+            f"root {root!r} is for datasets with a name ({'NAME, '.join(_BY_NAME)}NAME), not for "
+            f"data {data!r}: leave it out"
+        )
 
 
 def _open_whole(data: str) -> Source:
