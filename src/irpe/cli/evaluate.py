@@ -10,9 +10,10 @@ import typer
 from irpe.cli.classifiers import as_classifier
 from irpe.cli.evaluate_boxes import config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.load import load_model
+from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.train.classification.config import ClassifierConfig
-from irpe.train.config import RUN_FILE
+from irpe.train.config import PRECISIONS, RUN_FILE
 from irpe.train.detection.config import DetectorConfig
 
 EPILOG = """
@@ -65,6 +66,7 @@ def evaluate(
         raise ValueError(
             f"batch_size = {batch_size}, workers = {workers}, draw = {draw}: at least 1, 0 and 0"
         )
+    check_choice("precision", precision, PRECISIONS)
     accelerator = make_accelerator(precision)
     model, config, normalization = _load(path)
     if root is not None and data is None:

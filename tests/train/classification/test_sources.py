@@ -206,6 +206,30 @@ def test_broken_images(tmp_path, content):
         train.read(1)
 
 
+def test_an_image_that_would_decompress_to_gigabytes(tmp_path):
+    make_folder(tmp_path)
+    path = tmp_path / "train/cat/1.png"
+    Image.new("1", (20_000, 20_000)).save(path)
+    assert path.stat().st_size < 10**5
+    train, _ = open_images(str(tmp_path))
+    with pytest.raises(BrokenImageError, match=r"1\.png: Image size .* exceeds limit"):
+        train.read(1)
+
+
+def test_paths_in_a_tar_file_are_never_written_to(tmp_path):
+    make_folder(tmp_path / "folders", splits=("train",))
+    (tmp_path / "data").mkdir()
+    with tarfile.open(tmp_path / "data" / "train.tar", "w") as archive:
+        for name in ("cat", "dog"):
+            path = tmp_path / "folders/train" / name / "0.png"
+            archive.add(path, arcname=f"../../outside/{name}/0.png")
+    before = sorted(tmp_path.rglob("*"))
+    train = open_split(str(tmp_path / "data"), "train")
+    assert [train.read(index)[1] for index in range(2)] == [0, 1]
+    train.reader.tar_state.tf.close()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("data", "match"),
     [

@@ -58,4 +58,7 @@ def build_model(arguments: dict[str, Any]) -> nn.Module:
         raise ValueError(f"arguments {unknown} are not among {', '.join(sorted(_ARGUMENTS))}")
     if not timm.is_model(arguments["model_name"]):
         raise ValueError(f"model_name {arguments['model_name']!r} is not a model of timm")
-    return timm.create_model(**arguments)
+    try:
+        return timm.create_model(**arguments)
+    except (AssertionError, ArithmeticError) as error:  # how timm says that arguments do not fit
+        raise ValueError(f"timm has no such model: {error}") from error
