@@ -112,10 +112,10 @@ def _of_transformers(model: Any, path: Path) -> Classifier:
 
 def _side(size: Any) -> int:
     """Returns the side of a square."""
-    sides = {size} if isinstance(size, int) else set(size)
-    if len(sides) > 1:
-        raise ValueError(f"the model takes images of {tuple(size)} pixels; irpe eval crops squares")
-    return sides.pop()
+    sides: tuple[int, ...] = (size,) if isinstance(size, int) else tuple(size)
+    if len(set(sides)) > 1:
+        raise ValueError(f"the model takes images of {sides} pixels; irpe eval crops squares")
+    return sides[0]
 
 
 def _read_processor(path: Path) -> dict[str, tuple[float, ...]] | None:

@@ -72,13 +72,15 @@ def _fail(error: Exception, is_debug: bool) -> NoReturn:
 
 def _discard_output(flush: bool = False) -> None:
     """Keeps Python from writing what is left to a pipe that is closed, or a disk that is full."""
+    if sys.stdout is None:
+        return
     try:
-        if flush and sys.stdout is not None:
+        if flush:
             sys.stdout.flush()
             return
     except OSError:
         pass
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
