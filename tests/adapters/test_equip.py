@@ -85,6 +85,12 @@ WRONG = [
     ({"num_prefix_tokens": True}, "True"),
     ({"grid": (4, 0)}, r"\(4, 0\)"),
     ({"grid": "4x4"}, "4x4"),
+    (
+        {"grid": (2, 8)},
+        r"grid \(2, 8\): the model takes images of one size, whose grid is \(4, 4\)",
+    ),
+    ({"grid": (3, 5)}, r"whose grid is \(4, 4\)"),
+    ({"builtin_bias": "drop"}, "'drop': VisionTransformer has no relative bias of its own"),
 ]
 
 
@@ -94,6 +100,11 @@ def test_wrong_arguments_leave_the_model_unchanged(arguments, message):
 
 
 HALF_WAY = {
+    "a bias to drop and no encoding": (
+        make_swin,
+        {"spec": "none", "builtin_bias": "drop"},
+        "'drop': encoding 'none' leaves attention as it is",
+    ),
     "no sines for 30 dimensions": (
         lambda: make_vit(embed_dim=30),
         {"absolute": "sinusoid"},
@@ -175,6 +186,19 @@ def test_the_error_for_other_models_lists_what_is_supported(model):
         irpe.equip(model, SPEC, grid=(2, 3))
     kinds = ["VisionTransformer", "SwinTransformer", "MultiheadAttention", "TransformerEncoder"]
     assert all(kind in str(error.value) for kind in [*kinds, type(model).__name__])
+
+
+@pytest.mark.parametrize("grid", [None, (4, 4)])
+def test_attention_that_pools_is_not_offered(grid):
+    """SigLIP's head is the only one of torch.nn in it, and it is cross-attention."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    config = transformers.SiglipVisionConfig(
+        **sizes, num_attention_heads=2, image_size=32, patch_size=8
+    )
+    model = transformers.SiglipVisionModel(config)
+    with pytest.raises(ValueError, match="its attention is SiglipAttention") as error:
+        irpe.equip(model, SPEC, grid=grid)
+    assert "pass grid=" not in str(error.value)
 
 
 def test_something_that_is_no_module_is_refused():

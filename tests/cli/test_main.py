@@ -1,7 +1,10 @@
 """The program as a whole: help, version, errors."""
 
+import os
+import signal
 import subprocess
 import sys
+from signal import SIGTERM
 
 import pytest
 import torch
@@ -49,3 +52,84 @@ def test_no_arguments_show_the_help(tmp_path):
 def test_a_missing_package_is_asked_for_by_its_extra():
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'irpe\[viz\]'"):
         require("no_such_package_at_all", "viz")
+
+
+def test_what_a_user_can_mend_is_one_line_and_1(tmp_path):
+    done = irpe("train", "no_such_recipe", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("irpe: recipe 'no_such_recipe'")
+    assert "\n" not in done.stderr
+    assert irpe("train", "--no-such-option", cwd=tmp_path).returncode == 2
+
+
+def failing(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+def a_bug():
+    return {}["nothing"]
+
+
+def a_bug_with_a_value_error():
+    return int("nothing")
+
+
+@pytest.mark.parametrize("bug", [a_bug, a_bug_with_a_value_error])
+def test_a_defect_is_one_line_that_says_so_and_70(tmp_path, monkeypatch, bug):
+    monkeypatch.setattr("irpe.cli.train._print_recipes", bug)
+    done = irpe("train", "--list", cwd=tmp_path)
+    assert done.returncode == 70
+    assert "internal error" in done.stderr
+    assert "--debug" in done.stderr
+    assert done.stderr.count("\n") == 1
+    for arguments in (("--debug", "train", "--list"), ("train", "--list", "--debug")):
+        shown = irpe(*arguments, cwd=tmp_path)
+        assert shown.returncode == 70
+        assert f"in {bug.__name__}" in shown.stderr
+
+
+def test_a_value_error_of_another_library_is_a_defect(tmp_path, monkeypatch):
+    monkeypatch.setattr("irpe.cli.train._print_recipes", failing(ValueError("not checked by us")))
+    assert irpe("train", "--list", cwd=tmp_path).returncode == 70
+
+
+def test_no_memory_is_not_a_defect(tmp_path, monkeypatch):
+    monkeypatch.setattr("irpe.cli.train._print_recipes", failing(MemoryError()))
+    done = irpe("train", "--list", cwd=tmp_path)
+    assert (done.returncode, done.stderr[:19]) == (1, "irpe: out of memory")
+
+
+def test_ctrl_c_is_130(tmp_path, monkeypatch):
+    monkeypatch.setattr("irpe.cli.train._print_recipes", failing(KeyboardInterrupt()))
+    assert irpe("train", "--list", cwd=tmp_path).returncode == 130
+
+
+def test_sigterm_is_143(tmp_path, monkeypatch):
+    monkeypatch.setattr("irpe.cli.train._print_recipes", lambda: os.kill(os.getpid(), SIGTERM))
+    before = signal.getsignal(SIGTERM)
+    assert irpe("train", "--list", cwd=tmp_path).returncode == 143
+    assert signal.getsignal(SIGTERM) is before
+
+
+def test_a_reader_that_leaves_is_not_an_error(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start(
+        "-m", "irpe", "--help", cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, text=True
+    )
+    os.close(writer)
+    assert (process.communicate()[1], process.returncode) == ("", 141)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_an_error(tmp_path):
+    with open("/dev/full", "w") as full:
+        process = start(
+            "-m", "irpe", "--help", cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+        said = process.communicate()[1]
+    assert process.returncode == 1
+    assert said == "irpe: [Errno 28] No space left on device\n"

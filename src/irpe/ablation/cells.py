@@ -188,7 +188,7 @@ def _read_result(cell: Cell) -> CellResult | None:
         content["correct"] = tuple(tuple(map(bool, of_shift)) for of_shift in content["correct"])
         content["row"] = cell.row.name
         return CellResult(**content)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged, or of another release: {error!r}; remove {cell.directory}"
         ) from error

@@ -235,7 +235,7 @@ def _top1_at(run: EvaluatedRun, model: nn.Module, size: int, accelerator: Accele
     resized = resize(model, run.config, size).to(accelerator.device)
     images = eval_images(run.source, run.config.replace(image_size=size))
     score = evaluate(resized, images, accelerator, workers=run.config.workers)
-    check_broken(score, run.config.max_broken, run.config.data)
+    check_broken(score, run.config.max_broken, run.source)
     return score.top1
 
 

@@ -74,12 +74,28 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
             "nothing to choose; leave impl out"
         )
     plan = _find_attentions(model, _request_of(call))
+    _check_builtin_bias(model, plan, call)
     changes = [*_changes_of_layers(plan.sites, call), *plan.changes]
     changes.append(partial(_record_equipment, model, call))
     if plan.record is not None:
         calls = [each.to_dict() for each in (*equipment_of(model), call)]
         changes.append(partial(plan.record, calls))
     return apply_changes(changes)
+
+
+def _check_builtin_bias(model: nn.Module, plan: Plan, call: Equipment) -> None:
+    """Raises an error if there is no bias to drop, or nothing that would drop it."""
+    if call.builtin_bias == "keep":
+        return
+    if not any(site.has_builtin_bias for site in plan.sites):
+        raise ValueError(
+            f"builtin_bias 'drop': {type(model).__qualname__} has no relative bias of its own, as "
+            "Swin transformers have; use 'keep'"
+        )
+    if isinstance(call.spec, CPVT | NoEncoding):
+        raise ValueError(
+            f"builtin_bias 'drop': encoding '{call.spec}' leaves attention as it is; use 'keep'"
+        )
 
 
 def _request_of(call: Equipment) -> Request:
@@ -139,12 +155,19 @@ def _find_attentions(model: nn.Module, request: Request) -> Plan:
         plan = host.find_attentions(model, request)
         if plan.sites:
             return plan
-    kinds = sorted({type(m).__qualname__ for m in model.modules() if "Att" in type(m).__name__})
-    found = f"its attention is {', '.join(kinds)}" if kinds else "it has no attention"
+    kinds = sorted({type(m).__qualname__ for m in model.modules() if _is_own_attention(m)})
+    found = f"its attention is {', '.join(kinds)}" if kinds else "it has no self-attention"
     raise ValueError(
         f"{type(model).__qualname__} cannot be equipped: {found}. Supported are {SUPPORTED}. "
         "docs/adapters.md shows how to equip an attention of your own."
     )
+
+
+def _is_own_attention(module: nn.Module) -> bool:
+    """Tells whether a module looks like a self-attention of another library's or the user's own."""
+    name = type(module).__name__
+    is_torch = type(module) is nn.MultiheadAttention  # one that no host offers is cross-attention
+    return "Att" in name and "Pool" not in name and not is_torch
 
 
 def _record_equipment(model: nn.Module, call: Equipment) -> Undo:

@@ -47,6 +47,7 @@ class Site:
         check: Raises an error if it cannot be equipped after all.
         block: The module around it whose output is the tokens of the grid, if there is one.
         block_dim: The dimension of these tokens.
+        has_builtin_bias: Whether it has a relative bias of its own, which can be dropped.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Site:
     check: Callable[[], None] | None = None
     block: nn.Module | None = None
     block_dim: int = 0
+    has_builtin_bias: bool = False
 
 
 @dataclass
@@ -111,6 +113,20 @@ def check_sites(sites: Sequence[Site]) -> None:
             )
         if site.check is not None:
             site.check()
+
+
+def check_grid(request: Request, own: Sequence[int]) -> None:
+    """Raises an error if a grid was given for a model that takes images of another size alone.
+
+    Args:
+        request: What was asked for.
+        own: The one grid that the model has.
+    """
+    if request.grid is not None and request.grid != tuple(own):
+        raise ValueError(
+            f"grid {request.grid}: the model takes images of one size, whose grid is "
+            f"{tuple(own)}; leave grid out, or create the model for the other size"
+        )
 
 
 def check_window(request: Request, has_absolute: bool) -> None:

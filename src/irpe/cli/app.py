@@ -8,7 +8,6 @@ from irpe.cli import ablate, convert, evaluate, profile, show, train
 app = typer.Typer(
     name="irpe",
     help="Image relative position encodings for vision transformers.",
-    epilog="IRPE_TRACEBACK=1 shows the whole traceback of an error.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,5 +34,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
 ) -> None:
     """Image relative position encodings for vision transformers."""
+    # irpe.cli.main takes --debug, before or after the command; here it is for the help.

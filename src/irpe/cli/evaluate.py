@@ -1,16 +1,19 @@
 """`irpe eval`: the score of a run, of an equipped model, or of a published checkpoint."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from irpe.cli.classifiers import as_classifier
 from irpe.cli.evaluate_boxes import config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.load import load_model
+from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.train.classification.config import ClassifierConfig
-from irpe.train.config import RUN_FILE
+from irpe.train.config import PRECISIONS, RUN_FILE
 from irpe.train.detection.config import DetectorConfig
 
 EPILOG = """
@@ -63,8 +66,11 @@ def evaluate(
         raise ValueError(
             f"batch_size = {batch_size}, workers = {workers}, draw = {draw}: at least 1, 0 and 0"
         )
+    check_choice("precision", precision, PRECISIONS)
     accelerator = make_accelerator(precision)
-    model, config = _load(path)
+    model, config, normalization = _load(path)
+    if root is not None and data is None:
+        raise ValueError(f"--root {root}: it belongs to --data NAME, which is missing")
     if isinstance(config, DetectorConfig):
         if root is not None:
             raise ValueError("--root is for classifiers: this is a detector")
@@ -78,10 +84,11 @@ def evaluate(
     if data is not None:
         config = config.replace(data=data, root=root, holdout=0.0)
     source = open_val(config, model, is_own=data is None)
-    model, images = model.to(accelerator.device), eval_images(source, config)
+    model = model.to(accelerator.device)
+    images = eval_images(source, config, normalization)
     with ProgressBar() as bar:
         score = score_of(model, images, accelerator, batch_size or 256, workers, bar)
-    check_broken(score, config.max_broken, config.data)
+    check_broken(score, config.max_broken, source)
     if not accelerator.is_main_process:
         return
     if as_json:
@@ -103,8 +110,10 @@ def evaluate(
     )
 
 
-def _load(path: Path) -> tuple[Any, ClassifierConfig | DetectorConfig]:
-    """Returns a model, and how images are prepared for it."""
+def _load(
+    path: Path,
+) -> tuple[Any, ClassifierConfig | DetectorConfig, Mapping[str, Any] | None]:
+    """Returns a model, how images are prepared for it, and their mean and deviation if known."""
     import irpe
     from irpe.train.runs import MODEL, read_config
 
@@ -112,19 +121,13 @@ def _load(path: Path) -> tuple[Any, ClassifierConfig | DetectorConfig]:
         path = path.parent  # a run knows how images are prepared
     model: Any = load_model(path) if path.is_dir() else irpe.load_published(path)
     if (path / RUN_FILE).is_file():
-        return model, read_config(path)
+        return model, read_config(path), None
     if is_detector(model):
-        return model, config_of_detector(model)
-    prepared: Any = model.pretrained_cfg
-    tag = prepared.get("tag")
-    config = ClassifierConfig(
-        model=prepared["architecture"] + (f".{tag}" if tag else ""),
-        data="",
-        image_size=model.patch_embed.img_size[0],
-        channels=model.in_chans,
-        crop=prepared["crop_pct"],
-    )
-    return model, config
+        return model, config_of_detector(model), None
+    classifier = as_classifier(model, path)
+    if classifier.note is not None:
+        typer.echo(classifier.note, err=True)
+    return classifier.model, classifier.config, classifier.normalization
 
 
 def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:

@@ -5,6 +5,7 @@ import functools
 import inspect
 import json
 from collections.abc import Callable, Collection
+from reprlib import repr as shortened
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -81,8 +82,10 @@ def _option(config: type[RunConfig], field: "dataclasses.Field[Any]") -> inspect
 def _read_json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"model_args {text!r} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"model_args {shortened(text)} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"model_args {text!r} must be a JSON object, as in '{{\"depth\": 6}}'")
+        raise ValueError(
+            f"model_args {shortened(text)} must be a JSON object, as in '{{\"depth\": 6}}'"
+        )
     return value

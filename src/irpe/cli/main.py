@@ -1,27 +1,107 @@
-"""The program `irpe`: one subcommand a file, errors in one line."""
+"""The program `irpe`: one subcommand a file, errors in one line.
+
+Exit codes: 0 done, 1 something that the user can mend, 2 wrong usage, 70 a defect of irpe
+(`irpe.cli.errors` decides which), 130 after Ctrl-C, 141 if the reader of a pipe left, 143 after
+SIGTERM. With `--debug` the traceback is shown too.
+"""
 
 import os
+import signal
 import sys
+import threading
+import traceback
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
 
+from irpe.cli.errors import is_of_user, message_of
 from irpe.extras import require
+
+_DEFECT, _INTERRUPTED, _PIPE_CLOSED, _TERMINATED = 70, 130, 141, 143
 
 
 def main() -> None:
-    """Runs the program; an error that the user can mend is one line, not a traceback."""
+    """Runs the program; a failure is one line, not a traceback."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler speaks on stderr
-    try:
-        require("typer", "cli")
-        require("rich", "cli")
-        from irpe.cli.app import app
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    is_debug = len(arguments) < len(sys.argv) - 1
+    with _sigterm_as_exit():
+        try:
+            _run(arguments)
+        except KeyboardInterrupt:
+            sys.exit(_INTERRUPTED)
+        except BrokenPipeError:
+            _discard_output()
+            sys.exit(_PIPE_CLOSED)
+        except Exception as error:
+            _fail(error, is_debug)
+        finally:
+            _leave_processes()
 
-        app(prog_name="irpe")
-    except SystemExit:
-        _leave_processes()
+
+def _run(arguments: list[str]) -> None:
+    require("typer", "cli")
+    require("rich", "cli")
+    from irpe.cli.app import app
+
+    try:
+        app(arguments, prog_name="irpe")
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # typer has its own way with pipes
+            raise end.__context__ from None
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here its failure can be reported, later it cannot
         raise
-    except (ValueError, OSError, FloatingPointError, ModuleNotFoundError) as error:
-        if os.environ.get("IRPE_TRACEBACK"):
-            raise
-        sys.exit(f"irpe: {_message(error)}")
+
+
+def _fail(error: Exception, is_debug: bool) -> NoReturn:
+    """Says in one line what went wrong, and leaves."""
+    _discard_output(flush=True)
+    if is_debug:
+        traceback.print_exception(error)
+    if is_of_user(error):
+        sys.exit(f"irpe: {message_of(error)}")  # which is 1
+    hint = "" if is_debug else "; --debug shows where"
+    print(
+        f"irpe: internal error: {type(error).__name__}: {message_of(error)} (a defect of irpe, "
+        f"please report it{hint})",
+        file=sys.stderr,
+    )
+    sys.exit(_DEFECT)
+
+
+def _discard_output(flush: bool = False) -> None:
+    """Keeps Python from writing what is left to a pipe that is closed, or a disk that is full."""
+    if sys.stdout is None:
+        return
+    try:
+        if flush:
+            sys.stdout.flush()
+            return
+    except OSError:
+        pass
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def _sigterm_as_exit() -> Generator[None]:
+    """Lets SIGTERM end the program like an error does, so that no unfinished file is left."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    process = os.getpid()
+
+    def end(number: int, frame: object) -> None:
+        if os.getpid() != process:  # a process that loads images
+            os._exit(_TERMINATED)
+        sys.exit(_TERMINATED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _leave_processes() -> None:
@@ -29,11 +109,3 @@ def _leave_processes() -> None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         distributed.destroy_process_group()
-
-
-def _message(error: Exception) -> str:
-    """Returns what an error says; one from a process that reads images comes with its traceback."""
-    text = str(error)
-    if "in DataLoader worker process" not in text:
-        return text
-    return text.strip().splitlines()[-1].partition(": ")[2]

@@ -98,7 +98,7 @@ def _single(encodings: list[str] | None) -> str:
 def parse_sizes(text: str) -> list[int]:
     """Returns the sizes in a text such as "224,384"."""
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) for part in parts):
+    if not all(part.isdecimal() and len(part) < 10 and int(part) for part in parts):
         raise ValueError(f"--resolutions {text!r}: write sizes such as 224,384,512")
     return [int(part) for part in parts]
 

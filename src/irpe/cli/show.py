@@ -8,11 +8,14 @@ import typer
 from irpe.cli import show_learned, show_robustness
 from irpe.cli.profile import parse_sizes
 from irpe.cli.show_common import Output, parse_patch, write_figure
+from irpe.core.encodings import RPESpec, parse_encoding
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_MOST_BUCKETS = 2**53
 
 app = typer.Typer(
     help="Draw the figures of the paper, and the explorer page.",
@@ -61,6 +64,8 @@ def buckets(
     from irpe.viz import plot_buckets
 
     arguments: dict[str, Any] = {"specs": specs} if specs else {}
+    for spec in specs or []:
+        _check_num_buckets(spec)
     references = [parse_patch(text) for text in at] if at else None
     write_figure(plot_buckets(**arguments, grid=_parse_grid(grid), num_prefix_tokens=prefix,
                         references=references), output)  # fmt: skip
@@ -145,6 +150,16 @@ def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":
     times = {name: cost.time_ratio or 0.0 for name, cost in zip(names, costs, strict=True)}
     memory = {name: float(cost.memory or 0) for name, cost in zip(names, costs, strict=True)}
     return plot_cost_bars(times, memory, reference=plain)
+
+
+def _check_num_buckets(text: str) -> None:
+    """Raises an error for an encoding with more buckets than integers can count."""
+    spec = parse_encoding(text)
+    counts = spec.num_buckets(2, 1) if isinstance(spec, RPESpec) else ()
+    if any(count > _MOST_BUCKETS for count in counts):
+        raise ValueError(
+            f"{text} has more than {_MOST_BUCKETS:,} buckets: write a smaller ratio or beta"
+        )
 
 
 def _parse_grid(text: str) -> Grid:

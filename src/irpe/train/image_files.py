@@ -1,5 +1,7 @@
 """Images as Pillow reads them: what a broken file raises, and colours."""
 
+import os
+import stat
 import struct
 from typing import Any
 
@@ -21,6 +23,12 @@ class BrokenImageError(ValueError):
     """An image that cannot be read."""
 
 
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raises an error for a FIFO, a socket or a device, which reading could wait for forever."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise ValueError(f"{path} is not a regular file, but a folder, FIFO, socket or device")
+
+
 def convert_mode(image: Any, mode: str) -> Any:
     """Returns a Pillow image in another mode, "RGB" or "L".
 
@@ -29,4 +37,10 @@ def convert_mode(image: Any, mode: str) -> Any:
     if image.mode.startswith("I"):
         scaled = np.asarray(image).astype(np.float32) / 256
         image = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))
-    return image.convert(mode)
+    try:
+        return (image.convert("RGB") if image.mode == "LAB" else image).convert(mode)
+    except ValueError as error:
+        raise BrokenImageError(
+            f"an image in Pillow's mode {image.mode} cannot be converted to {mode}: save it as "
+            "RGB or grey"
+        ) from error

@@ -17,9 +17,15 @@ def build_optimizer(groups: Any, config: RunConfig) -> Any:
         config: The configuration.
     """
     fused: dict[str, Any] = {"fused": True} if config.optimizer == "adamw" else {}
-    return create_optimizer_v2(
-        groups, opt=config.optimizer, lr=config.lr, weight_decay=config.weight_decay, **fused
-    )
+    try:
+        return create_optimizer_v2(
+            groups, opt=config.optimizer, lr=config.lr, weight_decay=config.weight_decay, **fused
+        )
+    except (AssertionError, ImportError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"optimizer {config.optimizer!r} cannot be made by timm, which has adamw, sgd, lamb "
+            f"and more: {error}"
+        ) from error
 
 
 def build_schedule(optimizer: Any, config: RunConfig, steps: int) -> Any:

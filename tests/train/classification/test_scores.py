@@ -41,5 +41,5 @@ def test_broken_images_do_not_count(damaged):
 
 
 def test_too_many_broken_images_are_an_error(damaged):
-    with pytest.raises(ValueError, match=r"1 of 10 images of val cannot be read"):
+    with pytest.raises(ValueError, match=r"1 of 10 images cannot be read.*\b1\b"):
         damaged.evaluate(damaged.build(), make_accelerator())

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import os
 import tarfile
 
 import numpy as np
@@ -79,6 +80,74 @@ def test_idx_files_that_are_compressed_or_not(tmp_path):
         open_split(str(tmp_path), "train")
 
 
+def idx(*sizes, content=b""):
+    header = bytes([0, 0, 8, len(sizes)]) + b"".join(size.to_bytes(4, "big") for size in sizes)
+    return header + content
+
+
+@pytest.mark.parametrize(
+    ("images", "labels"), [(idx(0, 3, 4), idx(0)), (idx(2, 0, 0), idx(2, content=b"ab"))]
+)
+def test_idx_files_without_a_pixel(tmp_path, images, labels):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(images)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(labels)
+    with pytest.raises(ValueError, match=r"train-images.* pixels: there is nothing to train on"):
+        open_split(str(tmp_path), "train")
+
+
+def test_idx_files_that_would_decompress_to_more_than_memory(tmp_path):
+    bomb = gzip.compress(idx(60_000, 10_000, 10_000, content=bytes(10**6)))
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(bomb)
+    with pytest.raises(ValueError, match="are 6,000,000,000,000 bytes, more than"):
+        open_split(str(tmp_path), "train")
+
+
+def test_an_idx_file_with_a_damaged_compression(tmp_path):
+    whole = bytearray(gzip.compress(bytes(range(256)) * 40))
+    whole[30] ^= 255
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(whole)
+    with pytest.raises(ValueError, match="is damaged, or not an idx file"):
+        open_split(str(tmp_path), "train")
+
+
+def damage_tar(data, damage):
+    half = len(data) // 2 // 512 * 512
+    damages = {
+        "empty": lambda: b"",
+        "gzipped": lambda: gzip.compress(data),
+        "cut in a member": lambda: data[: half + 100],
+        "cut between members": lambda: data[:half],
+        "cut before the end": lambda: data.rstrip(b"\0"),
+        "text": lambda: b"no archive" * 100,
+        "zeroed header": lambda: data.replace(b"./dog/1.png", b"./\x00og/1.png"),
+    }
+    return damages[damage]()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["empty", "gzipped", "cut in a member", "cut between members", "cut before the end", "text",
+     "zeroed header"],
+)  # fmt: skip
+def test_a_damaged_tar_file_is_not_taken_for_a_smaller_one(tmp_path, damage):
+    make_folder(tmp_path / "folders", splits=("train",))
+    as_tar(tmp_path / "folders" / "train", tmp_path / "train.tar")
+    whole = (tmp_path / "train.tar").read_bytes()
+    open_split(str(tmp_path), "train")
+    (tmp_path / "train.tar").write_bytes(damage_tar(whole, damage))
+    with pytest.raises(ValueError, match=r"train\.tar is damaged, or not an uncompressed tar"):
+        open_split(str(tmp_path), "train")
+
+
+def test_a_fifo_among_the_images_is_not_waited_for(tmp_path):
+    make_folder(tmp_path)
+    (tmp_path / "train/cat/1.png").unlink()
+    os.mkfifo(tmp_path / "train/cat/1.png")
+    train, _ = open_images(str(tmp_path))
+    with pytest.raises(BrokenImageError, match=r"1\.png is not a regular file"):
+        train.read(1)
+
+
 def test_a_holdout_is_a_fixed_part_of_one_folder(tmp_path):
     folder = make_folder(tmp_path, splits=("all",), count=10) / "all"
     parts = [open_images(str(folder), holdout=0.25) for _ in range(2)]
@@ -137,6 +206,30 @@ def test_broken_images(tmp_path, content):
         train.read(1)
 
 
+def test_an_image_that_would_decompress_to_gigabytes(tmp_path):
+    make_folder(tmp_path)
+    path = tmp_path / "train/cat/1.png"
+    Image.new("1", (20_000, 20_000)).save(path)
+    assert path.stat().st_size < 10**5
+    train, _ = open_images(str(tmp_path))
+    with pytest.raises(BrokenImageError, match=r"1\.png: Image size .* exceeds limit"):
+        train.read(1)
+
+
+def test_paths_in_a_tar_file_are_never_written_to(tmp_path):
+    make_folder(tmp_path / "folders", splits=("train",))
+    (tmp_path / "data").mkdir()
+    with tarfile.open(tmp_path / "data" / "train.tar", "w") as archive:
+        for name in ("cat", "dog"):
+            path = tmp_path / "folders/train" / name / "0.png"
+            archive.add(path, arcname=f"../../outside/{name}/0.png")
+    before = sorted(tmp_path.rglob("*"))
+    train = open_split(str(tmp_path / "data"), "train")
+    assert [train.read(index)[1] for index in range(2)] == [0, 1]
+    train.reader.tar_state.tf.close()
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize(
     ("data", "match"),
     [
@@ -149,7 +242,14 @@ def test_data_that_is_not_there(tmp_path, monkeypatch, data, match):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises((ValueError, OSError), match=match):
-        open_images(data, root=str(tmp_path / "root"))
+        open_images(data, root=str(tmp_path / "root") if "/" in data else None)
+
+
+@pytest.mark.parametrize("data", ["embedded", "."])
+@pytest.mark.parametrize("holdout", [0.0, 0.2])
+def test_a_root_that_does_nothing_is_refused(data, holdout):
+    with pytest.raises(ValueError, match="root 'here' is for datasets with a name"):
+        open_images(data, root="here", holdout=holdout)
 
 
 def test_a_folder_without_images(tmp_path):

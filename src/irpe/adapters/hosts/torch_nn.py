@@ -14,14 +14,14 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
     """Returns the self-attentions of a model that are made of torch.nn's."""
     found = Plan()
     source = GridSource(request.grid)
-    in_decoders = {
+    crossing = {
         id(module)
-        for decoder in model.modules()
-        if isinstance(decoder, nn.TransformerDecoderLayer)
-        for module in decoder.modules()
+        for owner in model.modules()
+        if isinstance(owner, nn.TransformerDecoderLayer) or _is_pooling(owner)
+        for module in owner.modules()
     }
     for name, attention in model.named_modules():
-        if not isinstance(attention, nn.MultiheadAttention) or id(attention) in in_decoders:
+        if not isinstance(attention, nn.MultiheadAttention) or id(attention) in crossing:
             continue
         found.sites.append(
             Site(
@@ -40,6 +40,11 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
         if isinstance(encoder, nn.TransformerEncoder):
             found.changes.append(partial(_keep_padding, encoder))
     return found
+
+
+def _is_pooling(owner: nn.Module) -> bool:
+    """Tells whether a module pools tokens by the attention of a learned query, as SigLIP's head."""
+    return "Pool" in type(owner).__name__
 
 
 def _check(attention: nn.MultiheadAttention, name: str, request: Request) -> None:

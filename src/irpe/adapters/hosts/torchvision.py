@@ -15,7 +15,7 @@ from irpe.adapters.equipped import encoding_of
 from irpe.adapters.following import follow_grid, map_source
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.multihead import RPEMultiheadAttention
-from irpe.adapters.plan import Plan, Request, Site, check_window
+from irpe.adapters.plan import Plan, Request, Site, check_grid, check_window
 
 _BIAS = "relative_position_bias_table"
 _APART = -100.0  # added to the scores of tokens of different regions in a shifted window
@@ -98,6 +98,7 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
 
 def _add_vit(found: Plan, name: str, vit: VisionTransformer, request: Request) -> None:
     side, count = vit.image_size // vit.patch_size, request.num_prefix_tokens
+    check_grid(request, (side, side))
     source = map_source(request.grid, (side, side), vit, "conv_proj")
     blocks: dict[str, Any] = {
         path: m for path, m in vit.named_modules(prefix=name) if isinstance(m, EncoderBlock)
@@ -133,6 +134,7 @@ def _site_in_windows(name: str, attention: ShiftedWindowAttention, request: Requ
         grid=GridSource(attention.window_size),
         changes=[partial(drop_parameter, attention, _BIAS)] if is_dropped else [],
         check=partial(check_window, request, has_absolute=False),
+        has_builtin_bias=True,
     )
 
 

@@ -2,12 +2,18 @@
 
 import gzip
 import lzma
+import math
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from irpe.train.image_files import check_regular
+
+_MAX_BYTES = 2**33  # of a compressed file, once it is decompressed
 
 
 class IdxSource:
@@ -22,6 +28,9 @@ class IdxSource:
         self.path = _idx_file(directory, part, "images")
         self.images = _read_idx(self.path, ndim=3)
         self.labels = _read_idx(_idx_file(directory, part, "labels"), ndim=1)
+        if self.images.size == 0:
+            sizes = " x ".join(map(str, self.images.shape))
+            raise ValueError(f"{self.path} has {sizes} pixels: there is nothing to train on")
         if len(self.images) != len(self.labels):
             raise ValueError(
                 f"{self.path} has {len(self.images)} images, but {len(self.labels)} labels"
@@ -58,13 +67,19 @@ def _read_idx(path: Path, ndim: int) -> Any:
     """Returns the array of an idx file: two zeros, type, number of axes, sizes, elements."""
     openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
     try:
+        check_regular(path)
         with openers.get(path.suffix, open)(path, "rb") as file:
-            data: bytes = file.read()
-        sizes = struct.unpack(f">{ndim}I", data[4 : 4 + 4 * ndim])
-        if data[:4] != bytes([0, 0, 8, ndim]):
-            raise ValueError(f"it starts with {data[:4]!r}")
-        return np.frombuffer(data, np.uint8, offset=4 + 4 * ndim).reshape(sizes)
-    except (OSError, EOFError, ValueError, lzma.LZMAError, struct.error) as error:
+            start: bytes = file.read(4)
+            if start != bytes([0, 0, 8, ndim]):
+                raise ValueError(f"it starts with {start!r}")
+            sizes = struct.unpack(f">{ndim}I", file.read(4 * ndim))
+            count = math.prod(sizes)
+            limit = _MAX_BYTES if path.suffix in openers else path.stat().st_size
+            if count > limit:
+                raise ValueError(f"its sizes {sizes} are {count:,} bytes, more than {limit:,}")
+            data: bytes = file.read(count + 1)  # reads to the end, where checksums are compared
+        return np.frombuffer(data, np.uint8).reshape(sizes)
+    except (OSError, EOFError, ValueError, lzma.LZMAError, struct.error, zlib.error) as error:
         raise ValueError(
             f"{path} is damaged, or not an idx file of {ndim} axes: {error}"
         ) from error

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from irpe.progress import NO_PROGRESS, Progress
+from irpe.train.classification.sources import Source
 from irpe.train.classification.transforms import Batch, LabelledImages
 from irpe.train.sampling import every_batch
 
@@ -24,19 +25,24 @@ class Score:
         top5: Percent of images whose class is among the first five.
         loss: The mean cross-entropy.
         correct: Whether each readable image was classified correctly, in the order of the source.
-        num_broken: The images that could not be read, which do not count.
+        broken: The indices of the images that could not be read, which do not count.
     """
 
     top1: float
     top5: float
     loss: float
     correct: tuple[bool, ...]
-    num_broken: int
+    broken: tuple[int, ...]
 
     @property
     def num_images(self) -> int:
         """The images that count."""
         return len(self.correct)
+
+    @property
+    def num_broken(self) -> int:
+        """The images that could not be read."""
+        return len(self.broken)
 
     def row(self) -> dict[str, float]:
         """Returns the columns of the run's table."""
@@ -77,26 +83,27 @@ def evaluate(
     """
     ranks = accelerator.num_processes, accelerator.process_index
     predictions: list[_Prediction] = []
-    num_broken = 0
+    broken: list[int] = []
     model.eval()
     with torch.no_grad(), accelerator.autocast():
         for batch in every_batch(images, batch_size, workers, *ranks, progress):
             logits = model(batch.images.to(accelerator.device))
             predictions += _predictions(logits.float().cpu(), batch)
-            num_broken += int(batch.broken.sum())
+            broken += batch.indices[batch.broken].tolist()
     if accelerator.num_processes > 1:
         predictions = gather_object(predictions)
-        num_broken = sum(gather_object([num_broken]))
-    return _score(sorted(predictions), num_broken)
+        broken = gather_object(broken)
+    return _score(sorted(predictions), sorted(broken))
 
 
-def check_broken(score: Score, limit: float, name: str) -> None:
+def check_broken(score: Score, limit: float, source: Source) -> None:
     """Raises an error if more than a fraction of the images could not be read."""
     count = score.num_images + score.num_broken
     if score.num_broken > limit * count:
+        files = ", ".join(source.filename(index) for index in score.broken[:8])
         raise ValueError(
-            f"{score.num_broken} of {count} images of {name} cannot be read, more than max_broken "
-            f"= {limit}"
+            f"{score.num_broken} of {count} images cannot be read, more than max_broken = {limit}: "
+            f"{files}"
         )
 
 
@@ -109,7 +116,7 @@ def _predictions(logits: Tensor, batch: Batch) -> Iterable[_Prediction]:
     return map(_Prediction, *columns, losses)
 
 
-def _score(predictions: list[_Prediction], num_broken: int) -> Score:
+def _score(predictions: list[_Prediction], broken: list[int]) -> Score:
     if not predictions:
         raise ValueError("no image could be read: nothing to evaluate")
     count = len(predictions)
@@ -118,5 +125,5 @@ def _score(predictions: list[_Prediction], num_broken: int) -> Score:
         top5=100 * sum(p.is_among_five for p in predictions) / count,
         loss=sum(p.loss for p in predictions) / count,
         correct=tuple(p.is_first for p in predictions),
-        num_broken=num_broken,
+        broken=tuple(broken),
     )

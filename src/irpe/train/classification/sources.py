@@ -1,6 +1,7 @@
 """Labelled images, wherever they are stored: folders, tar files, idx files, timm's datasets."""
 
 import math
+import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from PIL import Image
 
 from irpe.train.classification.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS
-from irpe.train.image_files import UNREADABLE, BrokenImageError
+from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 _SPLITS = {
@@ -51,6 +52,7 @@ class TimmSource:
         self.dataset = dataset
         self.name = name
         self.reader: Any = getattr(dataset, "reader", None)
+        self.is_folder = hasattr(self.reader, "class_to_idx")
         self.classes = self._find_classes()
 
     def __len__(self) -> int:
@@ -62,11 +64,13 @@ class TimmSource:
             if self.reader is None:
                 image, label = self.dataset[index]
                 return image, int(label)
+            if self.is_folder:
+                check_regular(self.reader.samples[index][0])
             file, label = self.reader[index][:2]
             with file:
                 image = Image.open(file)
                 image.load()
-        except UNREADABLE as error:
+        except (*UNREADABLE, tarfile.TarError) as error:
             raise BrokenImageError(f"{self.filename(index)}: {error}") from error
         return image, int(label)
 
@@ -130,6 +134,7 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
         holdout: The fraction to hold out if there is a single folder of class folders.
     """
     if holdout:
+        _check_root(data, root)
         whole = _open_whole(data)
         train, val = _split(len(whole), holdout)
         return Subset(whole, train, whole.classes), Subset(whole, val, whole.classes)
@@ -144,6 +149,7 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
 
 def open_split(data: str, split: str, root: str | None = None) -> Source:
     """Returns the images of one split, "train" or "val"."""
+    _check_root(data, root)
     if data == "embedded":
         return IdxSource(EMBEDDED, _SPLITS[split][-1] if split == "val" else split)
     if data.startswith(DATASETS):
@@ -162,6 +168,14 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
         f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
         "of class folders, hold some images out with holdout, for example 0.2"
     )
+
+
+def _check_root(data: str, root: str | None) -> None:
+    if root is not None and not data.startswith(DATASETS):
+        raise ValueError(
+            f"root {root!r} is for datasets with a name ({'NAME, '.join(DATASETS)}NAME), not for "
+            f"data {data!r}: leave it out"
+        )
 
 
 def _open_whole(data: str) -> Source:
@@ -205,6 +219,8 @@ def _open_path(path: Path) -> Source:
     from timm.data.dataset_factory import create_dataset
 
     options: dict[str, Any] = {"cache_tarinfo": False} if path.is_file() else {}
+    if path.is_file():
+        _check_tar(path)
     try:
         dataset: Any = create_dataset("", root=str(path), search_split=False, **options)
         source = TimmSource(dataset, str(path))
@@ -213,6 +229,32 @@ def _open_path(path: Path) -> Source:
     if len(source) == 0:
         raise ValueError(f"{path} holds no images in class folders")
     return source
+
+
+def _check_tar(path: Path) -> None:
+    """Raises an error unless a tar file is whole: timm takes what is left of one as all of it."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            _check_members(archive, path.stat().st_size)
+    except (tarfile.TarError, OSError, ValueError, EOFError) as error:
+        raise ValueError(
+            f"{path} is damaged, or not an uncompressed tar file ({error}): write it again with "
+            "tar -cf"
+        ) from error
+
+
+def _check_members(archive: tarfile.TarFile, size: int) -> None:
+    for member in archive:
+        if member.offset_data + member.size > size:
+            raise ValueError(f"it ends within {member.name}")
+        if member.isfile() and member.name.lower().endswith(".tar"):
+            with tarfile.open(fileobj=archive.extractfile(member), mode="r:") as inner:
+                _check_members(inner, member.size)
+    file: Any = archive.fileobj
+    file.seek(archive.offset)
+    end = file.read(tarfile.BLOCKSIZE)
+    if len(end) < tarfile.BLOCKSIZE or any(end):
+        raise ValueError(f"it has neither a member nor its end at byte {archive.offset}")
 
 
 def _split(count: int, holdout: float) -> tuple[list[int], list[int]]:

@@ -103,7 +103,7 @@ class ClassificationTask:
     def evaluate(self, model: nn.Module, accelerator: Accelerator) -> Score:
         """Returns the score of a model on the validation images."""
         score = evaluate(model, self.val_images, accelerator, workers=self.config.workers)
-        check_broken(score, self.config.max_broken, "val")
+        check_broken(score, self.config.max_broken, self.val)
         return score
 
 

@@ -1,6 +1,7 @@
 """Labelled images as tensors: augmented for training, resized and cropped for evaluation."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import timm
@@ -57,7 +58,6 @@ class LabelledImages(Dataset[Any]):
         if sample.image in self.cached:
             return self.cached[sample.image]
         image, label, broken = self._read(sample.image)
-        image = convert_mode(image, self.mode)
         if self.seed is not None:
             with seeded(self.seed, sample.epoch, sample.position):
                 return self.transform(image), label, sample.image, broken
@@ -74,7 +74,8 @@ class LabelledImages(Dataset[Any]):
         """Returns an image; the next one that can be read, where it cannot."""
         for other in range(index, index + len(self.source)):
             try:
-                return *self.source.read(other % len(self.source)), other != index
+                image, label = self.source.read(other % len(self.source))
+                return convert_mode(image, self.mode), label, other != index
             except BrokenImageError:
                 continue
         raise ValueError(f"none of the {len(self.source)} images can be read")
@@ -91,6 +92,7 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
     )
     if not is_random:
         return eval_images(source, config.replace(crop=1.0))
+    _check_policy(config.auto_augment)
     try:
         transform: Any = create_transform(
             _input_size(config),
@@ -113,12 +115,33 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
     return LabelledImages(source, transform, _mode(config), config.seed)
 
 
-def eval_images(source: Source, config: ClassifierConfig) -> LabelledImages:
-    """Returns images as they are evaluated on."""
+def eval_images(
+    source: Source, config: ClassifierConfig, normalization: Mapping[str, Any] | None = None
+) -> LabelledImages:
+    """Returns images as they are evaluated on.
+
+    Args:
+        source: The images.
+        config: Their size, channels and crop.
+        normalization: Their mean and deviation; `None` for those of timm's model.
+    """
+    values = _normalization(config) if normalization is None else normalization
     transform: Any = create_transform(
-        _input_size(config), crop_pct=config.crop, interpolation="bicubic", **_normalization(config)
+        _input_size(config), crop_pct=config.crop, interpolation="bicubic", **values
     )
     return LabelledImages(source, transform, _mode(config), None)
+
+
+def _check_policy(text: str) -> None:
+    """Raises an error for a section of an augmentation policy that timm would leave out."""
+    name, *sections = text.split("-")
+    for section in sections:
+        has_name = name == "rand" and re.fullmatch(r"t[a-z]+", section)
+        if not has_name and not re.fullmatch(r"[a-z]+[0-9]+(\.[0-9]+)?", section):
+            raise ValueError(
+                f"auto_augment {text!r}: {section!r} is not a letter or name with a number, such "
+                "as m9, mstd0.5 or inc1"
+            )
 
 
 def _input_size(config: ClassifierConfig) -> tuple[int, int, int]:

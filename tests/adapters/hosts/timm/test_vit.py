@@ -158,7 +158,7 @@ def test_the_grid_is_not_guessed_from_the_number_of_tokens():
 
 
 def test_a_grid_that_does_not_fit_the_input_is_refused():
-    model = irpe.equip(make_vit(), SPEC, grid=(2, 4))
+    model = irpe.equip(make_vit(dynamic_img_size=True), SPEC, grid=(2, 4))
     with pytest.raises(ValueError, match="9 tokens but q has 17"):
         model(images())
     model = irpe.equip(make_vit(), SPEC, num_prefix_tokens=2)

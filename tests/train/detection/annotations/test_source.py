@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import pickle
 
 import numpy as np
@@ -240,7 +241,10 @@ WRONG = {
     "id no number": (change("images", 1, id="10"), r"'id' is '10', which is not of type int"),
     "id a bool": (change("images", 1, id=True), r"'id' is True, which is not of type int"),
     "no width": (change("images", 1, width=...), r"image 10 has no 'width'"),
-    "no size": (change("images", 1, height=0), r"image 10: 'height' is 0; it must be positive"),
+    "no size": (
+        change("images", 1, height=0),
+        r"image 10: 'height' is 0; it must be an integer",
+    ),
     "no file": (change("images", 1, file_name=...), r"image 10 has no 'file_name'"),
     "annotation twice": (change("annotations", 1, id=1), r"annotation id 1 occurs twice"),
     "no annotation id": (change("annotations", 1, id=...), r"entry 1 of the annotations"),
@@ -314,6 +318,22 @@ def test_images_that_cannot_be_read(tmp_path):
         source.read(1)
 
 
+def test_a_fifo_among_the_images_is_not_waited_for(tmp_path):
+    source = opened(tmp_path)
+    (tmp_path / "train2017" / "20.png").unlink()
+    os.mkfifo(tmp_path / "train2017" / "20.png")
+    with pytest.raises(BrokenImageError, match=r"20\.png .*is not a regular file"):
+        source.read(0)
+
+
+def test_sizes_that_no_image_has(tmp_path):
+    content = coco_content()
+    content["images"][0]["width"] = 10**40
+    content["annotations"][0]["bbox"] = [1e39, 0, 1e39, 5]
+    with pytest.raises(ValueError, match=r"'width' is 1000.*from 1 to 1000000"):
+        opened(tmp_path, content)
+
+
 def test_grey_and_deep_images_become_rgb(tmp_path):
     source = opened(tmp_path)
     deep = np.full((HEIGHT, WIDTH), 200 * 256, np.uint16)
@@ -384,6 +404,7 @@ WRONG_XML = {
     "half": (voc_text(CAT)[:-5], r"a\.xml is damaged, or not XML"),
     "no size": ("<annotation/>", r"a\.xml has no size/width"),
     "odd size": (voc_text(CAT, size=(40, "-24")), r"a\.xml: size/height is '-24'"),
+    "huge size": (voc_text(CAT, size=("9" * 5000, 24)), r"a\.xml: size/width is '999"),
     "zero size": (voc_text(CAT, size=(0, 24)), r"a\.xml: size/width is '0'"),
     "no name": (voc_text("<object/>"), r"a\.xml: object 1 has no name"),
     "empty name": (voc_text(CAT.replace("cat", "")), r"a\.xml: object 1: it has no name"),
@@ -419,6 +440,12 @@ def test_wrong_lists_of_voc_images(tmp_path, names, message):
     (tmp_path / "ImageSets" / "Main" / "train.txt").write_bytes(names)
     with pytest.raises(ValueError, match=message):
         open_boxes(str(tmp_path), "train")
+
+
+def test_a_byte_order_mark_before_a_list_of_voc_images(tmp_path):
+    make_voc(tmp_path, TEXTS)
+    (tmp_path / "ImageSets" / "Main" / "train.txt").write_bytes(b"\xef\xbb\xbfa\nb\n")
+    assert len(open_boxes(str(tmp_path), "train")) == 2
 
 
 def test_missing_voc_files(tmp_path):

@@ -71,5 +71,6 @@ def add_sites(found: Plan, name: str, attention: nn.Module, request: Request) ->
             grid=GridSource((window[0], window[1])),
             changes=[drop] if request.builtin_bias == "drop" else [],
             check=partial(check_window, request, has_absolute=False),
+            has_builtin_bias=True,
         )
     )

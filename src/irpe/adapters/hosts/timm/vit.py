@@ -11,7 +11,7 @@ from irpe.adapters.changes import Undo, put_absolute, set_attribute
 from irpe.adapters.equipped import encoding_of
 from irpe.adapters.following import FollowedGrid, follow_grid, followed_grid
 from irpe.adapters.grids import GridSource, grid_of
-from irpe.adapters.plan import Plan, Request, Site
+from irpe.adapters.plan import Plan, Request, Site, check_grid
 
 
 class RPEViTAttention(Attention):
@@ -93,9 +93,11 @@ def add_sites(found: Plan, name: str, vit: nn.Module, request: Request) -> None:
 
 
 def _grid_source(vit: VisionTransformer, request: Request) -> GridSource:
+    size: Any = vit.patch_embed.grid_size
+    if getattr(vit.patch_embed, "strict_img_size", False):
+        check_grid(request, size)
     if request.grid is not None:
         return GridSource(request.grid)
-    size = vit.patch_embed.grid_size
     return followed_grid(vit) or FollowedGrid(size, vit, "patch_embed", _measure)
 
 

@@ -59,6 +59,7 @@ def make_site(
     grid: GridSource,
     check: Callable[[], None] | None = None,
     changes: Sequence[Change] = (),
+    has_builtin_bias: bool = False,
 ) -> Site:
     """Returns an attention that has q_proj, k_proj and v_proj, as all supported ones do."""
     return Site(
@@ -71,6 +72,7 @@ def make_site(
         grid=grid,
         changes=[partial(_mark_initialized, attention), *changes],
         check=check,
+        has_builtin_bias=has_builtin_bias,
     )
 
 

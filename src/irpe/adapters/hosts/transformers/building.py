@@ -56,7 +56,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads(file.read_text())
         calls, (name, *_) = config.pop("irpe", None), config["architectures"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{file} is damaged or of another program: {error!r}") from error
     if not calls:
         raise ValueError(

@@ -57,7 +57,7 @@ def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
         changes.append(partial(drop_module, module.attention, "relative_position_bias"))
     path, check = f"{name}.attention", partial(check_window, request, has_absolute=True)
     site = make_site(
-        path.lstrip("."), module.attention, RPESwinAttention, 0, source, check, changes
+        path.lstrip("."), module.attention, RPESwinAttention, 0, source, check, changes, True
     )
     found.sites.append(site)
 

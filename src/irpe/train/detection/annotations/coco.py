@@ -12,14 +12,17 @@ from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from irpe.train.detection.annotations.listing import (
+    SIDE_RULE,
     Listing,
     check_files,
     check_relative,
     clip_box,
     is_finite_number,
+    is_side,
     make_content,
     unknown_class,
 )
+from irpe.train.image_files import check_regular
 
 _MISSING: Any = object()
 
@@ -32,10 +35,6 @@ class _Field(NamedTuple):
     default: Any = _MISSING
 
 
-def _is_positive(value: Any) -> bool:
-    return value > 0
-
-
 def _is_area(value: Any) -> bool:
     return is_finite_number(value) and value >= 0
 
@@ -45,8 +44,8 @@ _ID = (_Field("id", int),)
 _CATEGORY = (_Field("name", str),)
 _IMAGE = (
     _Field("file_name", str),
-    _Field("width", int, _is_positive, "positive"),
-    _Field("height", int, _is_positive, "positive"),
+    _Field("width", int, is_side, SIDE_RULE),
+    _Field("height", int, is_side, SIDE_RULE),
 )
 _ANNOTATION = (
     _Field("image_id", int),
@@ -80,6 +79,7 @@ def read_coco(path: Path, folder: Path, classes: Sequence[str] | None) -> Listin
 
 def _load(path: Path) -> dict[str, list[Any]]:
     try:
+        check_regular(path)
         raw: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged, or not JSON: {error}") from error

@@ -10,6 +10,9 @@ from reprlib import repr as shortened
 from struct import pack, unpack
 from typing import Any
 
+MAX_SIDE = 10**6  # pixels: no reader of images takes more, and boxes in float32 stay exact
+SIDE_RULE = f"an integer from 1 to {MAX_SIDE}"
+
 
 @dataclass(frozen=True)
 class Listing:
@@ -69,6 +72,11 @@ def is_finite_number(value: Any) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def is_side(value: int) -> bool:
+    """Tells whether a number of pixels can be the width or height of an image."""
+    return 1 <= value <= MAX_SIDE
 
 
 def unknown_class(name: str, classes: Sequence[str], where: str) -> ValueError:

@@ -13,7 +13,7 @@ from torch import Tensor
 from irpe.train.detection.annotations.coco import read_coco
 from irpe.train.detection.annotations.listing import Listing, clip_box
 from irpe.train.detection.annotations.voc import read_voc
-from irpe.train.image_files import UNREADABLE, BrokenImageError, convert_mode
+from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular, convert_mode
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,10 @@ class BoxSource:
         name = f"{self.filename(index)} (image id {recorded['id']})"
         size = recorded["width"], recorded["height"]
         try:
+            check_regular(self.filename(index))
             with Image.open(self.filename(index)) as image:
                 if image.size == size:
-                    image.load()
+                    image = convert_mode(image, "RGB")
         except UNREADABLE as error:
             raise BrokenImageError(f"{name} cannot be read: {error}") from error
         if image.size != size:
@@ -73,7 +74,7 @@ class BoxSource:
                 f"{name} has {image.size[0]} x {image.size[1]} pixels, but {self.listing.path} "
                 f"says {size[0]} x {size[1]}: its boxes belong to another image"
             )
-        return convert_mode(image, "RGB"), self._target(recorded)
+        return image, self._target(recorded)
 
     def filename(self, index: int) -> str:
         """Returns the file of an image."""

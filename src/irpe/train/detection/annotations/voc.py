@@ -12,17 +12,22 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from irpe.train.detection.annotations.listing import (
+    MAX_SIDE,
+    SIDE_RULE,
     Listing,
     check_files,
     check_relative,
     clip_box,
+    is_side,
     make_content,
     unknown_class,
 )
+from irpe.train.image_files import check_regular
 
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
 
@@ -63,7 +68,8 @@ def read_voc(data: Path, path: Path, classes: Sequence[str] | None) -> Listing:
 def _listed(path: Path) -> list[str]:
     """Returns the names in a list of images."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        check_regular(path)
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except ValueError as error:
         raise ValueError(f"{path} is not text: {error}") from error
     names = [line.strip() for line in lines if line.strip()]
@@ -112,6 +118,7 @@ def _read(path: Path, listed_in: Path) -> tuple[int, int, list[_Object]]:
 
 def _parse(path: Path, listed_in: Path) -> Any:
     try:
+        check_regular(path)
         data = path.read_bytes()
         if b"\0" in data or b"<!DOCTYPE" in data:  # 16-bit characters would hide the latter
             raise ValueError("a document type and 16-bit characters are refused")
@@ -124,8 +131,8 @@ def _parse(path: Path, listed_in: Path) -> Any:
 
 def _size(root: Any, tag: str, path: Path) -> int:
     text = _text(root, tag, str(path))
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{path}: {tag} is {text!r}; it must be an integer number of pixels")
+    if not (text.isdecimal() and len(text) <= len(str(MAX_SIDE)) and is_side(int(text))):
+        raise ValueError(f"{path}: {tag} is {shortened(text)}; it must be {SIDE_RULE}")
     return int(text)
 
 

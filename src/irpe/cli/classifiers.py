@@ -1,0 +1,130 @@
+"""Classifiers of any supported library, and how images are prepared for them.
+
+A model of timm says how. Others do not keep it with their weights, except for the file that
+transformers' image processors write; the defaults below are those of the published weights.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from irpe.train.classification.config import ClassifierConfig
+
+_PROCESSOR = "preprocessor_config.json"  # which transformers' image processors write
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_CROP = 0.875  # 224 of 256 pixels, as torchvision's weights
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A model that returns a score for each class, and its images.
+
+    Args:
+        model: Takes images, returns logits; has `num_classes`.
+        config: How images are prepared.
+        normalization: Mean and deviation of the images; `None` for those of timm's model.
+    """
+
+    model: nn.Module
+    config: ClassifierConfig
+    normalization: dict[str, tuple[float, ...]] | None = None
+
+    @property
+    def note(self) -> str | None:
+        """What the user should know, where the model does not say how images are prepared."""
+        if self.normalization is None:
+            return None
+        mean, std = (self.normalization[name] for name in ("mean", "std"))
+        return (
+            f"images are prepared with {self.config.image_size} pixels, crop {self.config.crop}, "
+            f"mean {mean}, std {std}: other preparation needs irpe's Python functions"
+        )
+
+
+class LogitsOf(nn.Module):
+    """A classifier of transformers, which returns more than logits.
+
+    Args:
+        model: The classifier.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+        self.num_classes: int = model.config.num_labels
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Returns the logits of images."""
+        return self.model(images).logits
+
+
+def as_classifier(model: Any, path: Path) -> Classifier:
+    """Returns a loaded model as a classifier.
+
+    Args:
+        model: A model of timm, transformers or torchvision.
+        path: Where it was saved.
+    """
+    name = type(model).__name__
+    if getattr(model, "pretrained_cfg", None):
+        return _of_timm(model)
+    if hasattr(model, "config") and name.endswith("ForImageClassification"):
+        return _of_transformers(model, path)
+    if isinstance(getattr(model, "num_classes", None), int):
+        size = getattr(model, "image_size", 224)
+        config = ClassifierConfig(model=name, data="", image_size=size, channels=3, crop=_CROP)
+        return Classifier(model, config, _IMAGENET)
+    raise ValueError(
+        f"{path} holds a {name}, which is not an image classifier: irpe eval takes classifiers of "
+        "timm, transformers (...ForImageClassification) and torchvision, and DETR"
+    )
+
+
+def _of_timm(model: Any) -> Classifier:
+    prepared, embedding = model.pretrained_cfg, model.patch_embed
+    tag = prepared.get("tag")
+    config = ClassifierConfig(
+        model=prepared["architecture"] + (f".{tag}" if tag else ""),
+        data="",
+        image_size=_side(embedding.img_size),
+        channels=embedding.proj.in_channels,
+        crop=prepared["crop_pct"],
+    )
+    return Classifier(model, config)
+
+
+def _of_transformers(model: Any, path: Path) -> Classifier:
+    own = model.config
+    config = ClassifierConfig(
+        model=type(model).__name__,
+        data="",
+        image_size=_side(own.image_size),
+        channels=own.num_channels,
+        crop=1.0,
+    )
+    normalization = _read_processor(path) or (_HALF if own.model_type == "vit" else _IMAGENET)
+    return Classifier(LogitsOf(model), config, normalization)
+
+
+def _side(size: Any) -> int:
+    """Returns the side of a square."""
+    sides: tuple[int, ...] = (size,) if isinstance(size, int) else tuple(size)
+    if len(set(sides)) > 1:
+        raise ValueError(f"the model takes images of {sides} pixels; irpe eval crops squares")
+    return sides[0]
+
+
+def _read_processor(path: Path) -> dict[str, tuple[float, ...]] | None:
+    """Returns the mean and deviation that an image processor of transformers saved, if one did."""
+    file = path / _PROCESSOR
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text())
+        return {name: tuple(map(float, content[f"image_{name}"])) for name in ("mean", "std")}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{file} is damaged: it has no image_mean and image_std") from error

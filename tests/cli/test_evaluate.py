@@ -1,0 +1,103 @@
+"""`irpe eval` of classifiers of every library."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from adapters.hosts.library_models import make_dinov2, make_swin, make_torchvision_vit, make_vit
+from adapters.small_models import make_encoder
+from cli.terminal import irpe as command
+from PIL import Image
+
+import irpe
+
+SPEC = "product-contextual-k"
+HALF, IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+MODELS = {
+    "ViT of transformers": (lambda: make_vit(image_size=32), HALF),
+    "DINOv2 of transformers": (make_dinov2, IMAGENET),
+    "Swin of transformers": (lambda: make_swin(image_size=32), IMAGENET),
+    "ViT of torchvision": (make_torchvision_vit, IMAGENET),
+}
+
+
+def write_images(folder, size):
+    """Writes ten images of five classes, and returns them."""
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 256, (10, size, size, 3), dtype=np.uint8)
+    for index, image in enumerate(pixels):
+        path = folder / "val" / str(index // 2)
+        path.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path / f"{index}.png")
+    return pixels
+
+
+def expected_top1(model, pixels, mean, std):
+    x = torch.tensor(pixels).permute(0, 3, 1, 2) / 255
+    x = (x - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+    with torch.no_grad():
+        out = model(x)
+    found = getattr(out, "logits", out).argmax(1)
+    return 100 * (found == torch.arange(10) // 2).float().mean().item()
+
+
+@pytest.mark.parametrize(("make", "normalization"), MODELS.values(), ids=MODELS)
+def test_equipped_classifiers_of_other_libraries(tmp_path, make, normalization, monkeypatch):
+    monkeypatch.setattr("irpe.cli.classifiers._CROP", 1.0)
+    model = irpe.equip(make(), SPEC)
+    irpe.save_equipped(model, tmp_path / "model")
+    pixels = write_images(tmp_path / "data", 32)
+    done = command("eval", "model", "--data", "data", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "images are prepared with 32 pixels, crop 1.0" in done.stderr
+    found = json.loads(done.stdout)
+    assert found["num_images"] == 10
+    assert found["top1"] == pytest.approx(expected_top1(model.eval(), pixels, *normalization))
+
+
+def test_the_preparation_of_an_image_processor_is_used(tmp_path):
+    irpe.equip(make_vit(image_size=32), SPEC).save_pretrained(tmp_path / "model")
+    write_images(tmp_path / "data", 32)
+    processor = tmp_path / "model" / "preprocessor_config.json"
+    processor.write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}))
+    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "mean (0.1, 0.2, 0.3), std (1.0, 1.0, 1.0)" in done.stderr
+    processor.write_text("{}")
+    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "preprocessor_config.json is damaged" in done.stderr
+
+
+def test_images_that_are_not_square(tmp_path):
+    irpe.save_equipped(irpe.equip(make_vit(), SPEC), tmp_path / "model")
+    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "images of (16, 40) pixels; irpe eval crops squares" in done.stderr
+
+
+def test_a_model_that_is_not_a_classifier(tmp_path):
+    model = transformers.ViTModel(make_vit(image_size=32).config)
+    irpe.save_equipped(irpe.equip(model, SPEC), tmp_path / "model")
+    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "holds a ViTModel, which is not an image classifier" in done.stderr
+
+
+def test_an_encoder_of_torch_nn(tmp_path):
+    irpe.save_equipped(irpe.equip(make_encoder(), SPEC, grid=(2, 3)), tmp_path / "model")
+    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "internal" not in done.stderr
+
+
+def test_a_root_without_the_dataset_that_it_belongs_to(tmp_path):
+    irpe.save_equipped(irpe.equip(make_dinov2(), SPEC), tmp_path / "model")
+    write_images(tmp_path / "data", 32)
+    done = command("eval", "model", "--root", "x", cwd=tmp_path)
+    assert (done.returncode, "--root x: it belongs to --data NAME" in done.stderr) == (1, True)
+    done = command("eval", "model", "--data", "data", "--root", "x", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "root 'x' is for datasets with a name (torch/NAME, hfds/NAME)" in done.stderr
