@@ -47,7 +47,8 @@ def test_links_in_the_documentation_lead_somewhere(page):
 @pytest.mark.parametrize("page", PAGES)
 def test_names_in_the_documentation_exist(page):
     """`irpe.ops.gather` and `irpe.ops.gather.bucket_sum` alike."""
-    for name in re.findall(r"`(irpe(?:\.\w+)+)", (ROOT / page).read_text()):
+    names = re.findall(r"`(irpe(?:\.\w+)+)", (ROOT / page).read_text())
+    for name in set(names) - {"irpe.json"}:  # a file
         module, rest = name, []
         while not _is_module(module):
             module, _, last = module.rpartition(".")

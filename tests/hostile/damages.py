@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from adapters.small_models import make_vit
 from hostile.cases import CLEAR, Case
@@ -23,7 +22,7 @@ from PIL import Image
 from train.boxed import make_coco, make_voc, voc_object, voc_text
 
 import irpe
-from irpe.files import read_safetensors
+from irpe.files import read_safetensors, to_safetensors
 from irpe.models.layout import read_checkpoint
 from irpe.recipes import RECIPES
 from irpe.train.checkpoint import load_checkpoint, save_checkpoint
@@ -78,7 +77,18 @@ def _values(tensors):
 
 
 def _make_checkpoint(folder):
-    save_checkpoint(folder / "checkpoint.pt", {"model": _tensors(), "epoch": 1, "step": 2})
+    state = {
+        "model": _tensors(),
+        "average": None,
+        "optimizer": {"state": {}, "param_groups": []},
+        "scaler": None,
+        "epoch": 1,
+        "step": 2,
+        "sum_of_losses": 0.5,
+        "history": [{"epoch": 1, "train_loss": 2.5}],
+        "broken": [],
+    }
+    save_checkpoint(folder / "checkpoint.pt", state)
     return folder / "checkpoint.pt"
 
 
@@ -87,7 +97,7 @@ def _read_checkpoint(folder):
 
 
 def _make_safetensors(folder):
-    safetensors.torch.save_file(_tensors(), folder / "model.safetensors")
+    (folder / "model.safetensors").write_bytes(to_safetensors(_tensors()))
     return folder / "model.safetensors"
 
 
@@ -188,11 +198,13 @@ def _make_published(folder):
 
 
 FORMATS = {
-    "checkpoint.pt": Format(_make_checkpoint, _read_checkpoint),
-    "safetensors": Format(_make_safetensors, _read_safetensors),
-    "equipped irpe.json": Format(_make_equipped("irpe.json"), _read_equipped),
-    "equipped safetensors": Format(_make_equipped("model.safetensors"), _read_equipped),
-    "run.json": Format(_make_run, read_config),
+    "checkpoint.pt": Format(_make_checkpoint, _read_checkpoint, has_checksum=True),
+    "safetensors": Format(_make_safetensors, _read_safetensors, has_checksum=True),
+    "equipped irpe.json": Format(_make_equipped("irpe.json"), _read_equipped, has_checksum=True),
+    "equipped safetensors": Format(
+        _make_equipped("model.safetensors"), _read_equipped, has_checksum=True
+    ),
+    "run.json": Format(_make_run, read_config, has_checksum=True),
     "metrics.csv": Format(_make_metrics, lambda f: read_metrics(f), has_end=False),
     "idx": Format(_make_idx("", bytes), _read_images),
     "idx.gz": Format(_make_idx(".gz", gzip.compress), _read_images, has_checksum=True),

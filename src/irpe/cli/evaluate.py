@@ -69,8 +69,6 @@ def evaluate(
     check_choice("precision", precision, PRECISIONS)
     accelerator = make_accelerator(precision)
     model, config, normalization = _load(path)
-    if root is not None and data is None:
-        raise ValueError(f"--root {root}: it belongs to --data NAME, which is missing")
     if isinstance(config, DetectorConfig):
         if root is not None:
             raise ValueError("--root is for classifiers: this is a detector")
@@ -81,6 +79,8 @@ def evaluate(
         return
     if split is not None or draw or output is not None:
         raise ValueError("--split, --draw and --output are for detectors: this is a classifier")
+    if root is not None and data is None:
+        raise ValueError(f"--root {root}: it belongs to --data NAME, which is missing")
     if data is not None:
         config = config.replace(data=data, root=root, holdout=0.0)
     source = open_val(config, model, is_own=data is None)
