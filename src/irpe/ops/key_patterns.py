@@ -198,7 +198,7 @@ class _Found(NamedTuple):
     Args:
         grid: The grid for which it was found.
         of_keys: The pattern of the keys, if they have one.
-        of_queries: The pattern of the queries, if they lie on the grid too and have one by axis.
+        of_queries: The pattern by axis of the queries, if they lie on the grid and have one.
     """
 
     grid: tuple[int, ...]
@@ -275,11 +275,7 @@ def _depends_on(ids: Tensor, grid: tuple[int, ...], axis: int) -> bool:
 
 
 def _repeated_rows(ids: Tensor, grid: tuple[int, ...]) -> RepeatedRows | None:
-    """Returns the pattern if few rows differ.
-
-    Rows are compared with the one before: equal rows follow each other wherever buckets grow with
-    the distance.
-    """
+    """Returns the pattern if few rows differ from the one before: buckets grow with distance."""
     height, width = math.prod(grid[:-1]), grid[-1]
     first = ids.shape[1] - height * width
     repeats = _REPEATS_WITH_PREFIX if first else _REPEATS

@@ -19,15 +19,14 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from irpe.adapters.saving import check_tensors
-from irpe.files import write_text
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkpoint
-from irpe.train.config import RUN_FILE
 from irpe.train.locks import lock_run
 from irpe.train.logs import Logs
 from irpe.train.optim import build_optimizer, build_schedule
 from irpe.train.processes import in_any_process
-from irpe.train.runs import CHECKPOINT, TENSORS, read_config, save_model
+from irpe.train.restoring import check_groups, check_moments, check_position
+from irpe.train.runs import CHECKPOINT, remove_remains, save_model, write_config
 from irpe.train.sampling import Batches, make_loader, train_sampler
 from irpe.train.seeding import seed_everything
 from irpe.train.signals import StoppedError, stop_requests
@@ -94,12 +93,12 @@ class Trainer:
             if self.accelerator.is_main_process:
                 self._check_disk()
                 held.enter_context(lock_run(self.directory))
-                self._remove_remains()
+                remove_remains(self.directory)
             self.accelerator.wait_for_everyone()
             self._restore()
             self._check_processes()
             if self.accelerator.is_main_process:
-                self._write_config()
+                write_config(self.directory, self.config)
             self._held = held.pop_all()
         return self
 
@@ -150,25 +149,6 @@ class Trainer:
     def _check_disk(self) -> None:
         count = sum(p.numel() for p in self.raw.parameters())
         check_disk_space(self.directory, 4 * count * (4 if self.config.ema_decay else 3))
-
-    def _remove_remains(self) -> None:
-        """Removes what a run that was killed left half written."""
-        for name in (CHECKPOINT, TENSORS):
-            for left in (self.directory / name).parent.glob(f".{Path(name).name}.*"):
-                left.unlink()
-
-    def _write_config(self) -> None:
-        """Writes run.json, or checks that this is the run that is there."""
-        config = self.config.with_absolute_paths()
-        if not (self.directory / RUN_FILE).exists():
-            write_text(self.directory / RUN_FILE, config.to_json())
-            return
-        own = read_config(self.directory).replace(initial=config.initial)  # of no use any more
-        if own.to_json() != config.to_json():
-            raise ValueError(
-                f"{self.directory} holds a run with another configuration: go on with --resume, "
-                "or choose another --output"
-            )
 
     def _check_processes(self) -> None:
         """Raises an error unless all processes have read the same checkpoint."""
@@ -319,49 +299,16 @@ class Trainer:
         self.sum_of_losses, self.history = state["sum_of_losses"], state["history"]
         self.broken = set(state["broken"])
         try:
-            self._check_position()
+            check_position(state, self.config.epochs, self.steps, len(self.task.images.source))
             check_tensors(self.raw, state["model"], path)
             if self.average is not None:
                 check_tensors(self.average.module, state["average"] or {}, path)
                 self.average.module.load_state_dict(state["average"])
             self.raw.load_state_dict(state["model"])
-            self._check_groups(state["optimizer"]["param_groups"])
+            check_groups(self.optimizer, state["optimizer"]["param_groups"])
             self.optimizer.load_state_dict(state["optimizer"])
-            self._check_moments()
+            check_moments(self.optimizer, self.done)
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise ValueError(f"{path} does not fit the run's configuration: {error}") from error
-
-    def _check_position(self) -> None:
-        epochs, images = self.config.epochs, len(self.task.images.source)
-        at_most = {"epoch": epochs, "step": self.steps if self.epoch < epochs else 0}
-        for name, high in at_most.items():
-            if getattr(self, name) > high:
-                raise ValueError(f"{name} = {getattr(self, name)} must be at most {high}")
-        if [row["epoch"] for row in self.history] != list(range(1, self.epoch + 1)):
-            raise ValueError(f"the table of epochs does not have the epochs 1 to {self.epoch}")
-        if any(index >= images for index in self.broken):
-            raise ValueError(f"it names an image above {images - 1} as broken")
-
-    def _check_groups(self, read: list[dict[str, Any]]) -> None:
-        """Raises an error unless the optimizer's settings are of the types that it has."""
-        for own, group in zip(self.optimizer.state_dict()["param_groups"], read, strict=True):
-            for name, value in own.items():
-                kind = (int, float) if isinstance(value, int | float) else type(value)
-                if name not in group or not isinstance(group[name], kind):
-                    found = group.get(name, "missing")
-                    raise ValueError(f"{name} of the optimizer is {found!r}, not like {value!r}")
-
-    def _check_moments(self) -> None:
-        """Raises an error unless the optimizer's state fits its parameters."""
-        moments = "exp_avg", "exp_avg_sq", "momentum_buffer"
-        states: dict[Tensor, dict[str, Any]] = dict(self.optimizer.state)
-        for parameter, state in states.items():
-            shapes = {name: getattr(state.get(name), "shape", None) for name in moments}
-            for name, shape in shapes.items():
-                if state.get(name) is not None and shape != parameter.shape:
-                    raise ValueError(f"{name} of the optimizer is {shape}, not {parameter.shape}")
-            step: Any = state.get("step", 0)
-            if not 0 <= float(step) <= self.done:
-                raise ValueError(f"step {step} of the optimizer is not between 0 and {self.done}")

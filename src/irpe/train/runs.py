@@ -13,9 +13,9 @@ from torch import nn
 
 from irpe.adapters.equip import equipment_of
 from irpe.adapters.saving import check_tensors, save_equipped
-from irpe.files import to_safetensors, write_bytes
+from irpe.files import to_safetensors, write_bytes, write_text
 from irpe.train.checkpoint import load_checkpoint
-from irpe.train.config import RUN_FILE
+from irpe.train.config import RUN_FILE, RunConfig
 from irpe.train.logs import METRICS
 from irpe.train.task import Config, build_for, parse_config
 from irpe.train.weights import read_weights
@@ -35,6 +35,27 @@ def read_config(directory: Path) -> Config:
         return parse_config(path.read_text(), path)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def write_config(directory: Path, config: RunConfig) -> None:
+    """Writes the configuration of a run, or checks that it is the one of the run that is there."""
+    config = config.with_absolute_paths()
+    if not (directory / RUN_FILE).exists():
+        write_text(directory / RUN_FILE, config.to_json())
+        return
+    own = read_config(directory).replace(initial=config.initial)  # of no use any more
+    if own.to_json() != config.to_json():
+        raise ValueError(
+            f"{directory} holds a run with another configuration: go on with --resume, or choose "
+            "another --output"
+        )
+
+
+def remove_remains(directory: Path) -> None:
+    """Removes what a run that was killed left half written."""
+    for name in (CHECKPOINT, TENSORS):
+        for left in (directory / name).parent.glob(f".{Path(name).name}.*"):
+            left.unlink()
 
 
 def read_metrics(directory: str | Path) -> dict[str, list[float]]:
