@@ -15,11 +15,12 @@ from irpe import bucket_maps
 from irpe.ops.differentiable import CompactCall
 from irpe.ops.impl.blockwise.passes import BlockPasses
 from irpe.ops.impl.blockwise.schedule import make_blocks, schedule_of
-from irpe.ops.impl.blockwise.terms import EVERYTHING, BucketTerm, PairTerm, QueryAxisTerm
+from irpe.ops.impl.blockwise.terms import Block, BucketTerm, PairTerm, QueryAxisTerm
 from irpe.ops.impl.whole import WholePasses
 from irpe.ops.key_patterns import key_pattern, query_axis
 
 CUDA = torch.device("cuda:0")
+EVERYTHING = Block(slice(None), slice(None), slice(None))
 
 
 class Count(TorchDispatchMode):

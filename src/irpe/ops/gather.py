@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from irpe.core.buckets import BucketMap
 from irpe.ops.precision import accumulation_dtype, cast
 from irpe.ops.shapes import ScalarTable
 
@@ -113,6 +112,8 @@ def _flat_ids(ids: Tensor, num_buckets: int, owner: Owner) -> Integer[Tensor, "*
     return ids.flatten(-2)
 
 
-def pair_ids(maps: Sequence[BucketMap]) -> list[Integer[Tensor, "*batch_and_head query key"]]:
-    """Returns the compact ids of each map, with axes that broadcast to (batch, heads)."""
-    return [m.compact_ids if m.compact_ids.ndim == 2 else m.compact_ids.unsqueeze(1) for m in maps]
+def pair_ids(
+    maps: Sequence[Integer[Tensor, "*batch query key"]],
+) -> list[Integer[Tensor, "*batch_and_head query key"]]:
+    """Returns the ids of each map with axes that broadcast to (batch, heads)."""
+    return [ids if ids.ndim == 2 else ids.unsqueeze(1) for ids in maps]

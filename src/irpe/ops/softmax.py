@@ -34,6 +34,12 @@ def masked_softmax_into(scores: Scores, mask: Mask | None, out: Scores | None = 
     return torch.softmax(scores, dim=-1, out=out).masked_fill_(has_no_key, 0.0)
 
 
+def masked_scores(scores: Scores, mask: Mask) -> Scores:
+    """Returns scores under a mask, both of which may be broadcast; neither is changed."""
+    shape = torch.broadcast_shapes(scores.shape, mask.shape)
+    return add_mask_(scores.expand(shape).clone(), mask)
+
+
 def add_mask_(scores: Scores, mask: Mask) -> Scores:
     """Applies a mask to scores, in place."""
     if mask.dtype == torch.bool:

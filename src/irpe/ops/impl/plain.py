@@ -21,7 +21,8 @@ def supports(call: AttentionCall) -> str | None:
 def attention(call: AttentionCall) -> Tokens:
     """Returns what the reference returns."""
     wide = call.to(accumulation_dtype(call.q.dtype))
-    used, all_ids, dim = wide.tables.used(wide.maps), pair_ids(wide.maps), wide.q.shape[-1]
+    used, dim = wide.tables.used(wide.maps), wide.q.shape[-1]
+    all_ids = pair_ids([bucket_map.compact_ids for bucket_map in wide.maps])
     e = wide.q @ wide.k.mT
     for table, ids in zip(used.bias, all_ids, strict=False):
         e = e + gather_bias(table, ids)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from irpe.ops.call import AttentionCall, head_slices
 from irpe.ops.differentiable import CompactCall, Gradients, differentiable_attention
-from irpe.ops.gather import Owner, add_bucket_sum_, bias_sum, gather, gather_bias
+from irpe.ops.gather import Owner, add_bucket_sum_, bias_sum, gather, gather_bias, pair_ids
 from irpe.ops.precision import accumulation_dtype, add_product_, cast, product, product_dtype
 from irpe.ops.shapes import Ids, Scores, Tokens, VectorTable
-from irpe.ops.softmax import add_mask_, masked_softmax_into
+from irpe.ops.softmax import masked_scores, masked_softmax_into
+from irpe.ops.table_products import table_gradient, table_matrix
 
 
 def supports(call: AttentionCall) -> str | None:
@@ -45,7 +46,7 @@ class WholePasses:
         q, k, v = (cast(x, operand) for x in (call.q, call.k, call.v))
         b = _position_scores(call, q, k)
         if b is not None and not keeps and not call.value_tables:
-            mask = cast(b if call.mask is None else _masked(b, call.mask), operand)
+            mask = cast(b if call.mask is None else masked_scores(b, call.mask), operand)
             z = F.scaled_dot_product_attention(q, k, v, mask, scale=call.scale)
             return cast(z, call.q.dtype), []
         q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
@@ -70,8 +71,8 @@ class WholePasses:
         of_values: list[Tensor] = []
         value_role = _role(call, call.value_tables, operand)
         for (dims, table, ids), sums in zip(value_role, value_sums, strict=True):
-            of_values.append(_table_gradient(sums, g[..., dims], table, 1.0))
-            found = gather(product(g[..., dims], _matrix(table).mT), ids, "query")
+            of_values.append(table_gradient(sums, g[..., dims], table, 1.0))
+            found = gather(product(g[..., dims], table_matrix(table).mT), ids, "query")
             da = found if da is None else da.add_(found)
         da = _add_scores(g, v, da, 1.0)
         de = torch.ops.aten._softmax_backward_data(da, a, -1, a.dtype)
@@ -84,7 +85,7 @@ class WholePasses:
         of_queries = _collect(call, call.query_tables, de, x, dx, "key")
         of_bias = [
             bias_sum(de, ids, table) * scale
-            for table, ids in zip(call.bias_tables, _pair_ids(call), strict=False)
+            for table, ids in zip(call.bias_tables, pair_ids(call.ids), strict=False)
         ]
         dmask = None
         if mask_needs_grad and call.mask is not None:
@@ -98,12 +99,12 @@ def _position_scores(call: CompactCall, q: Tokens, k: Tokens) -> Tensor | None:
     found: list[Tensor] = []
     x = q if call.table_q is None else cast(call.table_q, q.dtype)
     for dims, table, ids in _role(call, call.key_tables, q.dtype):
-        z = product(x[..., dims], _matrix(table).mT, call.scale)  # Eq. 27
+        z = product(x[..., dims], table_matrix(table).mT, call.scale)  # Eq. 27
         found.append(gather(z, ids, "query"))  # Eq. 28
     x = k if call.table_k is None else cast(call.table_k, k.dtype)
     for dims, table, ids in _role(call, call.query_tables, k.dtype):
-        found.append(gather(product(x[..., dims], _matrix(table).mT, call.scale), ids, "key"))
-    for table, ids in zip(call.bias_tables, _pair_ids(call), strict=False):
+        found.append(gather(product(x[..., dims], table_matrix(table).mT, call.scale), ids, "key"))
+    for table, ids in zip(call.bias_tables, pair_ids(call.ids), strict=False):
         wide = table.to(accumulation_dtype(table.dtype))
         scalars = gather_bias(wide * call.scale, ids)
         found.append(scalars if scalars.ndim == 4 else scalars.unsqueeze(0))
@@ -113,11 +114,6 @@ def _position_scores(call: CompactCall, q: Tokens, k: Tokens) -> Tensor | None:
     for scores in rest:
         total = total.add_(scores)
     return total
-
-
-def _masked(b: Tensor, mask: Tensor) -> Tensor:
-    shape = torch.broadcast_shapes(b.shape, mask.shape)
-    return add_mask_(b.expand(shape).clone(), mask)
 
 
 def _add_scores(x: Tokens, y: Tokens, scores: Tensor | None, scale: float) -> Scores:
@@ -141,7 +137,7 @@ def _collect(
     gradients: list[VectorTable] = []
     for dims, table, ids in _role(call, tables, x.dtype):
         sums = _sums(de, ids, table.shape[1], owner)
-        gradients.append(_table_gradient(sums, x[..., dims], table, call.scale))
+        gradients.append(table_gradient(sums, x[..., dims], table, call.scale))
         _add_rows_(dx, dims, sums, table, call.scale)
     return gradients
 
@@ -170,15 +166,7 @@ def _add_rows_(out: Tokens, dims: slice, sums: Tensor, table: VectorTable, scale
         flat = out.flatten(0, 2)
         torch.addmm(flat, sums.flatten(0, 2), table[0], alpha=scale, out=flat)
     else:
-        out[..., dims].add_(product(cast(sums, table.dtype), _matrix(table), scale))
-
-
-def _table_gradient(sums: Tensor, x: Tokens, table: VectorTable, scale: float) -> VectorTable:
-    sums = cast(sums, x.dtype)
-    if table.shape[0] == 1:
-        return product(sums.flatten(0, 2).mT, x.flatten(0, 2), scale).unsqueeze(0)
-    sums, x = (t.transpose(0, 1).flatten(1, 2) for t in (sums, x))  # heads, batch tokens, ...
-    return product(sums.mT, x, scale)
+        out[..., dims].add_(product(cast(sums, table.dtype), table_matrix(table), scale))
 
 
 def _role(
@@ -190,14 +178,5 @@ def _role(
     slices = head_slices(tables, call.q.shape[-1])
     return [
         (dims, cast(table, dtype), ids)
-        for dims, table, ids in zip(slices, tables, _pair_ids(call), strict=False)
+        for dims, table, ids in zip(slices, tables, pair_ids(call.ids), strict=False)
     ]
-
-
-def _pair_ids(call: CompactCall) -> list[Ids]:
-    return [ids if ids.ndim == 2 else ids.unsqueeze(1) for ids in call.ids]
-
-
-def _matrix(table: VectorTable) -> Tensor:
-    """Returns a shared table as a matrix: products with it are then one large product."""
-    return table[0] if table.shape[0] == 1 else table

@@ -26,7 +26,7 @@ from irpe.ops.impl.blockwise.roles import (
 from irpe.ops.impl.blockwise.terms import Block, Term
 from irpe.ops.precision import accumulation_dtype, add_product_, product_dtype
 from irpe.ops.shapes import Keys, Scores, Tokens
-from irpe.ops.softmax import add_mask_, masked_softmax_into
+from irpe.ops.softmax import masked_scores, masked_softmax_into
 
 _softmax_backward = torch.ops.aten._softmax_backward_data.out
 
@@ -72,9 +72,7 @@ class BlockPasses:
             batch, heads, queries = block
             bias = self._position_scores(block)
             if self.call.mask is not None:
-                mask = self._mask(block)
-                shape = torch.broadcast_shapes(bias.shape, mask.shape)
-                bias = add_mask_(bias.expand(shape).clone(), mask)  # a bias is cached
+                bias = masked_scores(bias, self._mask(block))
             q, k, v = self.q[batch, heads, queries], self.k[batch, heads], self.v[batch, heads]
             bias = bias.to(self.operand)
             part = F.scaled_dot_product_attention(q, k, v, bias, scale=self.scale)

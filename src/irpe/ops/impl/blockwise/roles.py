@@ -11,18 +11,18 @@ from irpe.ops.impl.blockwise.terms import (
     KeyBucketTerm,
     PairTerm,
     QueryAxisTerm,
-    Sums,
     Term,
 )
 from irpe.ops.key_patterns import ByAxis, join_axes, key_pattern, query_axis
 from irpe.ops.shapes import Ids, Tokens, VectorTable
+from irpe.ops.table_products import Sums
 
 
 def make_terms(
     x: Tokens,
     tables: Sequence[VectorTable],
     ids: Sequence[Ids],
-    grid: Sequence[int] | None,
+    grid: Sequence[int],
     scale: float,
     owner: Owner = "query",
 ) -> list[Term]:
@@ -35,11 +35,11 @@ def make_terms(
         x: The tokens.
         tables: The tables, restricted to the rows in use.
         ids: For each table, the row of each pair.
-        grid: The grid of the keys; `None` to gather for each pair.
+        grid: The grid of the keys; empty if they do not lie on one.
         scale: A factor of all products.
         owner: Which token of a pair is x.
     """
-    if owner == "query" and grid is not None:
+    if owner == "query":
         joined = _join_axes(x, tables, ids, grid, scale)
         if joined is not None:
             return [joined]
@@ -52,7 +52,7 @@ def make_terms(
 
 
 def _make_term(
-    x: Tokens, table: VectorTable, ids: Ids, grid: Sequence[int] | None, scale: float, owner: Owner
+    x: Tokens, table: VectorTable, ids: Ids, grid: Sequence[int], scale: float, owner: Owner
 ) -> Term:
     if uses_pairs(table, ids):
         return PairTerm(x, table, ids, scale, owner)
@@ -84,7 +84,7 @@ def _join_axes(
 
 def uses_pairs(table: VectorTable, ids: Ids) -> bool:
     """Tells whether multiplying the row of each pair takes fewer operations."""
-    return table.shape[1] > ids.shape[-1] and ids.ndim == 2
+    return table.shape[1] > ids.shape[1]
 
 
 def keeps_sums(tables: Sequence[VectorTable], ids: Sequence[Ids]) -> bool:

@@ -13,9 +13,8 @@ pair is x: the query, or for query tables the key.
 `BucketTerm` multiplies each token with the rows in use and gathers the rest, n k d + n^2 operations
 (Eq. 27-28), fewer where the keys' buckets repeat. `KeyBucketTerm` is the same for query tables,
 `QueryAxisTerm` for query tables whose buckets depend on one coordinate of the query. `PairTerm`
-multiplies the row of each pair,
-n^2 d operations, which is less where more rows are used than there are keys. All work on any block
-of pairs and collect sums over blocks; sums over x are products of float32 at least.
+multiplies the row of each pair, n^2 d operations, which is less where more rows are used than there
+are keys. All work on any block of pairs and collect sums over blocks, in float32 at least.
 """
 
 from dataclasses import dataclass
@@ -28,10 +27,9 @@ from torch import Tensor
 
 from irpe.ops.gather import Owner, add_bucket_sum_, bucket_sum, gather
 from irpe.ops.key_patterns import ByAxis, Dense, Pattern
-from irpe.ops.precision import product
+from irpe.ops.precision import accumulation_dtype, cast, product
 from irpe.ops.shapes import Ids, Scores, Tokens, VectorTable
-
-Sums = Float[Tensor, "batch heads tokens rows"]
+from irpe.ops.table_products import Sums, table_gradient, table_matrix
 
 
 class Block(NamedTuple):
@@ -40,9 +38,6 @@ class Block(NamedTuple):
     batch: slice
     heads: slice
     queries: slice
-
-
-EVERYTHING = Block(slice(None), slice(None), slice(None))
 
 
 @dataclass(eq=False)
@@ -61,7 +56,7 @@ class BucketTerm:
     @cached_property
     def z(self) -> Sums:
         """The scaled product of each token with each row, Eq. 27."""
-        return product(self.x, _matrix(self.table).mT, self.scale)
+        return product(self.x, table_matrix(self.table).mT, self.scale)
 
     def write_products(self, block: Block, out: Scores) -> None:
         """Writes x . r_ij for the pairs of a block."""
@@ -90,12 +85,12 @@ class BucketTerm:
     def combination(self) -> Tokens:
         """Returns the combination of all that was collected."""
         assert self.sums is not None
-        return product(self.sums.to(self.table.dtype), _matrix(self.table), self.scale)
+        return product(self.sums.to(self.table.dtype), table_matrix(self.table), self.scale)
 
     def gradient(self) -> VectorTable:
         """Returns the gradient of the table from all that was collected."""
         assert self.sums is not None
-        return _table_gradient(self.sums, self.x, self.table, self.scale)
+        return table_gradient(self.sums, self.x, self.table, self.scale)
 
     def _pattern(self, queries: slice) -> Pattern:
         """Returns the pattern of some queries; blocks of the same queries follow each other."""
@@ -125,7 +120,7 @@ class KeyBucketTerm:
     @cached_property
     def z(self) -> Float[Tensor, "batch heads 1 keys*rows"]:
         """The scaled product of each key with each row, Eq. 27."""
-        return product(self.x, _matrix(self.table).mT, self.scale).flatten(2).unsqueeze(2)
+        return product(self.x, table_matrix(self.table).mT, self.scale).flatten(2).unsqueeze(2)
 
     def write_products(self, block: Block, out: Scores) -> None:
         """Writes x . r_ij for the pairs of a block."""
@@ -145,11 +140,11 @@ class KeyBucketTerm:
     def combination(self) -> Tokens:
         """Returns the combination of all that was collected."""
         sums = self._row_sums().to(self.table.dtype)
-        return product(sums, _matrix(self.table), self.scale)
+        return product(sums, table_matrix(self.table), self.scale)
 
     def gradient(self) -> VectorTable:
         """Returns the gradient of the table from all that was collected."""
-        return _table_gradient(self._row_sums(), self.x, self.table, self.scale)
+        return table_gradient(self._row_sums(), self.x, self.table, self.scale)
 
     def _row_sums(self) -> Sums:
         assert self.sums is not None
@@ -180,7 +175,7 @@ class QueryAxisTerm:
     @cached_property
     def narrow(self) -> Float[Tensor, "batch heads coordinate key"]:
         """The products of each key with the row of each coordinate of a query, Eq. 27-28."""
-        z = product(self.x, _matrix(self.table).mT, self.scale)
+        z = product(self.x, table_matrix(self.table).mT, self.scale)
         return gather(z, self.ids, "key")
 
     def write_products(self, block: Block, out: Scores) -> None:
@@ -206,11 +201,11 @@ class QueryAxisTerm:
     def combination(self) -> Tokens:
         """Returns the combination of all that was collected."""
         sums = self._row_sums.to(self.table.dtype)
-        return product(sums, _matrix(self.table), self.scale)
+        return product(sums, table_matrix(self.table), self.scale)
 
     def gradient(self) -> VectorTable:
         """Returns the gradient of the table from all that was collected."""
-        return _table_gradient(self._row_sums, self.x, self.table, self.scale)
+        return table_gradient(self._row_sums, self.x, self.table, self.scale)
 
 
 @dataclass(eq=False)
@@ -268,18 +263,10 @@ class PairTerm:
 
     def _rows(self, block: Block) -> Float[Tensor, "*heads query key dim"]:
         table = self.table if self.table.shape[0] == 1 else self.table[block.heads]
-        return _matrix(_wide(table))[..., self.ids[block.queries].long(), :]
+        return table_matrix(_wide(table))[..., self.ids[block.queries].long(), :]
 
 
 Term = BucketTerm | KeyBucketTerm | QueryAxisTerm | PairTerm
-
-
-def _table_gradient(sums: Sums, x: Tokens, table: VectorTable, scale: float) -> VectorTable:
-    sums = sums.to(x.dtype)
-    if table.shape[0] == 1:
-        return product(sums.flatten(0, 2).mT, x.flatten(0, 2), scale).unsqueeze(0)
-    sums, x = (t.transpose(0, 1).flatten(1, 2) for t in (sums, x))  # heads, batch tokens, ...
-    return product(sums.mT, x, scale)
 
 
 def _owners(block: Block, owner: Owner) -> tuple[slice, slice, slice]:
@@ -287,10 +274,5 @@ def _owners(block: Block, owner: Owner) -> tuple[slice, slice, slice]:
     return block.batch, block.heads, slice(None) if owner == "key" else block.queries
 
 
-def _matrix(table: VectorTable) -> Float[Tensor, "*heads rows dim"]:
-    """Returns a shared table as a matrix: products with it are then one large product."""
-    return table[0] if table.shape[0] == 1 else table
-
-
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    return cast(tensor, accumulation_dtype(tensor.dtype))
