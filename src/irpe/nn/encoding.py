@@ -1,6 +1,6 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypedDict
 
 import torch
@@ -18,6 +18,8 @@ from irpe.core.grid import Grid, grid_shape
 from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
+
+Rotation = Callable[[Tensor], Tensor]  # of queries or keys: batch, heads, tokens, dim
 
 _LISTS = (*ROLES.values(), "bias_tables")
 
@@ -103,22 +105,28 @@ class RelativePositionEncoding(nn.Module):
         attn_mask: Mask | None = None,
         dropout_p: float = 0.0,
         scale: float | None = None,
+        rotate: Rotation | None = None,
         impl: str | None = None,
     ) -> Tokens:
         """Returns attention with the encoding.
 
-        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given.
+        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. Where an
+        attention rotates queries and keys for their product, `q` and `k` are those before it, which
+        the tables meet, and `rotate` is the rotation.
         """
         maps, arguments = self._on(grid, q.device)
+        q = _shifted(q, arguments.query_shift)
         return rpe_attention(
-            _shifted(q, arguments.query_shift),
-            k,
+            q if rotate is None else rotate(q),
+            k if rotate is None else rotate(k),
             v,
             maps,
             **arguments.tables,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
             scale=scale,
+            table_q=q,
+            table_k=k,
             impl=self.impl if impl is None else impl,
         )
 
@@ -130,12 +138,21 @@ class RelativePositionEncoding(nn.Module):
         grid: Grid | Sequence[int],
         attn_mask: Mask | None = None,
         scale: float | None = None,
+        rotate: Rotation | None = None,
     ) -> Scores:
         """Returns the attention weights a_ij."""
         maps, arguments = self._on(grid, q.device)
-        tables = _of_scores(arguments)
         q = _shifted(q, arguments.query_shift)
-        return rpe_attention_weights(q, k, maps, **tables, attn_mask=attn_mask, scale=scale)
+        return rpe_attention_weights(
+            q if rotate is None else rotate(q),
+            k if rotate is None else rotate(k),
+            maps,
+            **_of_scores(arguments),
+            attn_mask=attn_mask,
+            scale=scale,
+            table_q=q,
+            table_k=k,
+        )
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Scores:
         """Returns b_ij, what the encoding adds to the scores before they are scaled."""
