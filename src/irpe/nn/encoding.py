@@ -1,6 +1,7 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, TypedDict
 
 import torch
@@ -20,6 +21,8 @@ from irpe.core.rotation import rotate
 from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
+
+Rotate = Callable[[Tensor], Tensor]  # of queries or keys: batch, heads, tokens, dim
 
 _LISTS = (*ROLES.values(), "bias_tables")
 
@@ -105,15 +108,16 @@ class RelativePositionEncoding(nn.Module):
         attn_mask: Mask | None = None,
         dropout_p: float = 0.0,
         scale: float | None = None,
-        table_q: Tokens | None = None,
-        table_k: Tokens | None = None,
+        rotate: Rotate | None = None,
         impl: str | None = None,
     ) -> Tokens:
         """Returns attention with the encoding.
 
-        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given.
+        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. Where an
+        attention rotates queries and keys for their product, `q` and `k` are those before it, which
+        the tables meet, and `rotate` is the rotation.
         """
-        on_grid = self._on(grid, q, k, table_q, table_k)
+        on_grid = self._on(grid, q, k, rotate)
         if not on_grid.maps:  # a rotation alone
             return F.scaled_dot_product_attention(
                 on_grid.q, on_grid.k, v, attn_mask, dropout_p, scale=scale
@@ -140,11 +144,10 @@ class RelativePositionEncoding(nn.Module):
         grid: Grid | Sequence[int],
         attn_mask: Mask | None = None,
         scale: float | None = None,
-        table_q: Tokens | None = None,
-        table_k: Tokens | None = None,
+        rotate: Rotate | None = None,
     ) -> Scores:
         """Returns the attention weights a_ij."""
-        on_grid = self._on(grid, q, k, table_q, table_k)
+        on_grid = self._on(grid, q, k, rotate)
         return rpe_attention_weights(
             on_grid.q,
             on_grid.k,
@@ -156,24 +159,15 @@ class RelativePositionEncoding(nn.Module):
             table_k=on_grid.table_k,
         )
 
-    def scores(
-        self,
-        q: Tokens,
-        k: Tokens,
-        *,
-        grid: Grid | Sequence[int],
-        table_q: Tokens | None = None,
-        table_k: Tokens | None = None,
-    ) -> Scores:
+    def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Scores:
         """Returns b_ij, what the encoding adds to the scores before they are scaled.
 
         For a rotation that is the product of the turned queries and keys less that of the others.
         """
-        on_grid = self._on(grid, q, k, table_q, table_k)
-        scores = rpe_scores(
-            on_grid.table_q, on_grid.table_k, on_grid.maps, **_of_scores(on_grid.tables)
-        )
-        if on_grid.q is q and on_grid.k is k:
+        on_grid = self._on(grid, q, k, None)
+        tables = _of_scores(on_grid.tables)
+        scores = rpe_scores(on_grid.table_q, on_grid.table_k, on_grid.maps, **tables)
+        if on_grid.q is q:
             return scores
         return scores + on_grid.q @ on_grid.k.mT - q @ k.mT
 
@@ -181,7 +175,7 @@ class RelativePositionEncoding(nn.Module):
         self, q: Tokens, k: Tokens, v: Tokens, *, grid: Grid | Sequence[int]
     ) -> Explanation:
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
-        on_grid = self._on(grid, q, k, None, None)
+        on_grid = self._on(grid, q, k, None)
         if not on_grid.maps:
             raise ValueError(
                 f"{self.spec} has no tables, so there is no choice: turned queries and keys go to "
@@ -205,12 +199,7 @@ class RelativePositionEncoding(nn.Module):
         return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
 
     def _on(
-        self,
-        grid: Grid | Sequence[int],
-        q: Tokens,
-        k: Tokens,
-        table_q: Tokens | None,
-        table_k: Tokens | None,
+        self, grid: Grid | Sequence[int], q: Tokens, k: Tokens, rotate_by_host: Rotate | None
     ) -> "_OnGrid":
         """Returns the maps, tables, and queries and keys as they enter the products, on a grid."""
         maps = self.maps(grid, q.device)
@@ -220,13 +209,11 @@ class RelativePositionEncoding(nn.Module):
             for number, table in enumerate(getattr(self, role)):
                 parameters[f"{role}.{number}"] = table
         tables, shift, rotation = self.spec.arguments_on(grid, parameters, self.size, q)
-        table_q = q if table_q is None else table_q
-        table_k = k if table_k is None else table_k
-        if shift is not None:
-            q, table_q = (x + shift.to(x.dtype) for x in (q, table_q))
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        return _OnGrid(maps, tables, q, k, table_q, table_k)
+        q = q if shift is None else q + shift.to(q.dtype)
+        turn = rotate_by_host if rotation is None else partial(rotate, rotation=rotation)
+        if turn is None:
+            return _OnGrid(maps, tables, q, k, q, k)
+        return _OnGrid(maps, tables, turn(q), turn(k), q, k)
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""
