@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from irpe.adapters.equip import equip
 from irpe.adapters.saving import load_equipped, save_equipped
 from irpe.adapters.summary import parameter_groups, summary
+from irpe.adapters.unequip import unequip
 from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
@@ -42,6 +43,7 @@ __all__ = [
     "rpe_scores",
     "save_equipped",
     "summary",
+    "unequip",
 ]
 
 register_flop_formulas()

@@ -20,6 +20,7 @@ from irpe.adapters.plan import (
     choose_layers,
 )
 from irpe.adapters.refusals import refusal_of
+from irpe.adapters.unequip import remember_undo
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import CPVT, AnyEncoding, Encoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
@@ -64,7 +65,7 @@ def equip(
     indices = None if layers is None else _as_tuple(layers)
     encoding = parse_encoding(spec)
     call = Equipment(encoding, shape, num_prefix_tokens, indices, absolute, builtin_bias, impl)
-    apply_equipment(model, call)
+    remember_undo(model, apply_equipment(model, call))
     return model
 
 
