@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from irpe.adapters.equip import equip
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import parameter_groups, summary
+    from irpe.adapters.supported import supported
     from irpe.adapters.unequip import unequip
     from irpe.core.buckets import BucketMap, bucket_maps
     from irpe.core.encodings import parse_encoding
@@ -46,6 +47,7 @@ __all__ = [
     "rpe_scores",
     "save_equipped",
     "summary",
+    "supported",
     "unequip",
 ]
 
@@ -53,6 +55,7 @@ _SOURCES = {
     "irpe.adapters.equip": ("equip",),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("parameter_groups", "summary"),
+    "irpe.adapters.supported": ("supported",),
     "irpe.adapters.unequip": ("unequip",),
     "irpe.core.buckets": ("BucketMap", "bucket_maps"),
     "irpe.core.encodings": ("parse_encoding",),
