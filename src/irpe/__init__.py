@@ -6,8 +6,9 @@ From "Rethinking and Improving Relative Position Encoding for Vision Transformer
 from typing import TYPE_CHECKING, Any
 
 from irpe.adapters.equip import equip
+from irpe.adapters.parameter_groups import parameter_groups
 from irpe.adapters.saving import load_equipped, save_equipped
-from irpe.adapters.summary import parameter_groups, summary
+from irpe.adapters.summary import summary
 from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
