@@ -1,5 +1,7 @@
 """How much of the attention an encoding is, against attention computed by hand."""
 
+import copy
+
 import pytest
 import torch
 from adapters.small_models import images, make_encoder, make_swin, make_vit, perturb
@@ -55,7 +57,7 @@ def test_a_summary_with_images_tells_the_effect_and_warns():
     text = str(irpe.summary(model, images())).splitlines()
     assert text[0].endswith("parameters  effect")
     assert text[1].endswith("0.0%")
-    assert text[-2] == "with all tables zero, the output of attention changes by 0.0%"
+    assert text[-2] == "without the encoding, the output of attention changes by 0.0%"
     assert text[-1].startswith("warning: the encoding is next to nothing (0.00% of the attention)")
     found = irpe.summary(perturb(model), images())
     assert found.effect == pytest.approx(sum(a.effect for a in found.attentions) / 2)
@@ -67,3 +69,19 @@ def test_an_encoder_of_torch_is_measured_in_eval_mode():
     model = irpe.equip(make_encoder(), "product-bias-k", grid=(2, 3)).train()
     x = torch.randn(2, 6, 16)
     assert measure_effect(model, x) == measure_effect(model, x)
+
+
+def test_an_encoding_that_acts_from_the_start_is_compared_with_none():
+    plain = make_vit(depth=1, pos_embed="none")
+    model = irpe.equip(copy.deepcopy(plain), "rope-axial")
+    outputs = []
+    for each in (plain, model):
+        hook = each.blocks[0].attn.proj.register_forward_pre_hook(
+            lambda _, args: outputs.append(args[0].detach())
+        )
+        each(images())
+        hook.remove()
+    without, whole = outputs
+    expected = float((whole - without).norm() / whole.norm())
+    assert list(measure_effect(model, images()).values()) == pytest.approx([expected], rel=1e-4)
+    assert expected > NEXT_TO_NOTHING

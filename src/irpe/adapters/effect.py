@@ -1,12 +1,14 @@
-"""How much of a model's attention its encodings are: what changes when all tables are zero."""
+"""How much of a model's attention its encodings are: what changes without them."""
 
 import copy
 from collections import defaultdict
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import (
@@ -15,6 +17,8 @@ from irpe.adapters.equipped import (
     equipped_blocks,
     generator_of,
 )
+from irpe.nn.encoding import RelativePositionEncoding, Rotate
+from irpe.ops.shapes import Tokens
 
 NEXT_TO_NOTHING = 0.01  # an effect below which an encoding cannot explain a result
 
@@ -24,8 +28,9 @@ def measure_effect(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str,
 
     It is the norm of the change of an attention's output when all its tables are zero, relative to
     the norm of that output: 0 for tables that are zero, and about 1 where the encoding decides what
-    is attended to. Queries, keys and values stay the same. For a position generator (cpvt) it is
-    the norm of what it adds, relative to the tokens.
+    is attended to. Queries, keys and values stay the same. An encoding that acts from the start is
+    compared with attention without it. For a position generator (cpvt) it is the norm of what it
+    adds, relative to the tokens.
 
     Args:
         model: An equipped model; its training mode is as before afterwards.
@@ -40,7 +45,7 @@ def measure_effect(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str,
         finally:
             for module, mode in was_training:
                 module.training = mode
-    return {name: (change / max(whole, 1e-30)) ** 0.5 for name, (change, whole) in sums.items()}
+    return {name: (change / whole) ** 0.5 for name, (change, whole) in sums.items() if whole}
 
 
 def mean_effect(effects: dict[str, float]) -> float | None:
@@ -67,19 +72,54 @@ def _comparing(model: nn.Module, sums: dict[str, list[float]]) -> Generator[None
     modules |= {name: generator_of(block) for name, block in equipped_blocks(model).items()}
     handles: list[Any] = []
     for name, module in modules.items():
-        zero: Any = copy.deepcopy(module)
-        zero.reset_parameters()
-
-        def compare(
-            _: nn.Module, args: Any, kwargs: Any, output: Tensor, name: str = name, zero: Any = zero
-        ) -> None:
-            change = output.float() - zero(*args, **kwargs).float()
-            sums[name][0] += float(change.square().sum())
-            sums[name][1] += float(output.float().square().sum())
-
-        handles.append(module.register_forward_hook(compare, with_kwargs=True))
+        handles.append(
+            module.register_forward_hook(
+                partial(_compare, without=_without(module), sums=sums[name]), with_kwargs=True
+            )
+        )
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _compare(
+    _: nn.Module,
+    args: Any,
+    kwargs: Any,
+    output: Tensor,
+    *,
+    without: Callable[..., Tensor],
+    sums: list[float],
+) -> None:
+    """Adds the squared norms of a change and of an output to two sums."""
+    change = output.float() - without(*args, **kwargs).float()
+    sums[0] += float(change.square().sum())
+    sums[1] += float(output.float().square().sum())
+
+
+def _without(module: nn.Module) -> Callable[..., Tensor]:
+    """Returns what computes the output of a module without its encoding."""
+    if isinstance(module, RelativePositionEncoding) and not module.spec.keeps_output:
+        return _plain_attention
+    zero: Any = copy.deepcopy(module)
+    zero.reset_parameters()
+    return zero
+
+
+def _plain_attention(
+    q: Tokens,
+    k: Tokens,
+    v: Tokens,
+    *,
+    grid: object,
+    attn_mask: Tensor | None = None,
+    rotate: Rotate | None = None,
+    scale: float | None = None,
+    **_: object,
+) -> Tokens:
+    """Returns attention without an encoding; arguments as in `RelativePositionEncoding`."""
+    if rotate is not None:
+        q, k = rotate(q), rotate(k)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask, scale=scale)

@@ -28,6 +28,8 @@ class AttentionSummary:
             yet. There can be more than are learned: transformer-xl computes its rows, axial-deeplab
             has rows of zeros.
         num_parameters: The number of elements in all its tables.
+        keeps_output: Whether equipping left the output as it was: rotary encodings, alibi-2d and
+            cpvt do something from the start.
         effect: How much of the attention's output the encoding is, from 0 on
             (`irpe.adapters.effect`); `None` if no images were given.
     """
@@ -39,6 +41,7 @@ class AttentionSummary:
     num_buckets: int
     num_used_buckets: int | None
     num_parameters: int
+    keeps_output: bool
     effect: float | None = None
 
 
@@ -77,12 +80,14 @@ class Summary:
             for row in rows
         ]
         total = f"{len(self.attentions)} attentions, {self.num_parameters:,} parameters in tables"
-        return "\n".join([*lines, total, *self._about_effect()])
+        changing = sorted({a.spec for a in self.attentions if not a.keeps_output})
+        notes = [f"{spec} acts from the start: outputs differ from before" for spec in changing]
+        return "\n".join([*lines, total, *notes, *self._about_effect()])
 
     def _about_effect(self) -> list[str]:
         if self.effect is None:
             return []
-        meaning = f"with all tables zero, the output of attention changes by {self.effect:.1%}"
+        meaning = f"without the encoding, the output of attention changes by {self.effect:.1%}"
         return [meaning, *warn_of_effect(self.effect)]
 
 
@@ -122,6 +127,7 @@ def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
         num_buckets=sum(rows),
         num_used_buckets=used,
         num_parameters=sum(table.numel() for table in encoding.parameters()),
+        keeps_output=encoding.spec.keeps_output,
     )
 
 
@@ -135,4 +141,5 @@ def _summarize_block(name: str, block: nn.Module) -> AttentionSummary:
         num_buckets=generator.weight[0].numel(),
         num_used_buckets=generator.weight[0].numel(),
         num_parameters=sum(p.numel() for p in generator.parameters()),
+        keeps_output=False,
     )
