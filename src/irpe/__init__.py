@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from irpe.adapters.equip import equip
+    from irpe.adapters.parameter_groups import parameter_groups
     from irpe.adapters.saving import load_equipped, save_equipped
-    from irpe.adapters.summary import parameter_groups, summary
+    from irpe.adapters.summary import summary
     from irpe.adapters.supported import supported
     from irpe.adapters.unequip import unequip
     from irpe.core.buckets import BucketMap, bucket_maps
@@ -53,8 +54,9 @@ __all__ = [
 
 _SOURCES = {
     "irpe.adapters.equip": ("equip",),
+    "irpe.adapters.parameter_groups": ("parameter_groups",),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
-    "irpe.adapters.summary": ("parameter_groups", "summary"),
+    "irpe.adapters.summary": ("summary",),
     "irpe.adapters.supported": ("supported",),
     "irpe.adapters.unequip": ("unequip",),
     "irpe.core.buckets": ("BucketMap", "bucket_maps"),
