@@ -22,6 +22,7 @@ class Request:
         builtin_bias: What to do with a relative encoding that the model has: keep, drop or convert.
         requires_absolute: Whether a model without an absolute encoding is refused where that is to
             be replaced. Not so for cpvt, which takes its place whether there is one or not.
+        layers: The indices of the attentions to equip; `None` means all.
     """
 
     grid: tuple[int, ...] | None
@@ -29,6 +30,7 @@ class Request:
     absolute: str
     builtin_bias: str
     requires_absolute: bool = True
+    layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -281,8 +281,9 @@ def test_inference_first_then_training(make, x, prefix):
 @every_host
 def test_dropout_of_attention_is_for_training_only(make, x, prefix):
     names = {"timm": "attn_drop_rate", "torchvision": "attention_dropout"}
-    name = names.get(type(make()).__module__.partition(".")[0], "attention_probs_dropout_prob")
-    name = "attention_dropout" if "detr" in make.__name__ else name
+    kind = type(make())
+    name = names.get(kind.__module__.partition(".")[0], "attention_probs_dropout_prob")
+    name = "attention_dropout" if "Detr" in kind.__name__ else name
     model = equipped(functools.partial(make, **{name: 0.5}))
     torch.testing.assert_close(predict(model, x), predict(equipped(make), x))
     for attention in equipped_attentions(model).values():

@@ -1,0 +1,80 @@
+"""The stock forward of an attention with the encoding called by hand in its place: an oracle.
+
+The host's own class runs with `scaled_dot_product_attention` replaced, so that queries and keys are
+those that the host computes. Where it rotates them, those before the rotation are kept.
+"""
+
+from contextlib import ExitStack
+from unittest.mock import patch
+
+import timm.layers.attention
+import timm.models.eva
+import torch
+import torch.nn.functional as F  # noqa: N812
+from timm.layers import apply_rot_embed_cat
+
+from irpe.adapters.equipped import equipped_attentions
+from irpe.adapters.grids import grid_of
+
+
+def calls_of(model, x):
+    """How the equipped attentions are called: module, arguments, named arguments, result, grid."""
+    calls = []
+
+    def note(attention, args, kwargs, result):
+        calls.append((attention, args, kwargs, result, grid_of(attention).current()))
+
+    with ExitStack() as stack, torch.no_grad():
+        for attention in equipped_attentions(model).values():
+            handle = attention.register_forward_hook(note, with_kwargs=True)
+            stack.callback(handle.remove)
+        model(x)
+    return calls
+
+
+def stock_forward(attention, args, kwargs, grid):
+    """What the host's own class computes, with the encoding added by hand."""
+    kept = []
+
+    def rotate(x, *arguments, **options):
+        kept.append(x)
+        return apply_rot_embed_cat(x, *arguments, **options)
+
+    def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
+        return attention_by_hand(attention.rpe, grid, kept, q, k, v, attn_mask, scale)
+
+    equipped_class = type(attention)
+    with ExitStack() as stack, torch.no_grad():
+        stack.enter_context(patch.object(F, "scaled_dot_product_attention", attend))
+        for module in (timm.models.eva, timm.layers.attention):
+            stack.enter_context(patch.object(module, "apply_rot_embed_cat", rotate))
+        stack.callback(setattr, attention, "__class__", equipped_class)
+        attention.__class__ = equipped_class.__base__
+        return attention(*args, **kwargs)
+
+
+def attention_by_hand(encoding, grid, kept, q, k, v, mask, scale):
+    """Eq. 5 and 13-17 with the scores that `RelativePositionEncoding` gives."""
+    flat = q.ndim == 3  # batch and heads in one axis
+    heads = encoding.size.num_heads
+    q, k, v = (x.unflatten(0, (-1, heads)) if flat else x for x in (q, k, v))
+    table_q, table_k = (
+        _before_rotation(x, part) for x, part in zip((q, k), kept or (q, k), strict=True)
+    )
+    b = encoding.scores(table_q, table_k, grid=grid)
+    e = (q @ k.mT + b) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        e = e + (mask.unflatten(0, (-1, heads)) if flat and mask.ndim == 3 else mask)
+    a = e.softmax(-1)
+    z = a @ v
+    for bucket_map, table in zip(encoding.maps(grid), encoding.value_tables, strict=True):
+        z = z + torch.einsum(
+            "bhij,hijd->bhid", a, table[:, bucket_map.ids].expand(heads, -1, -1, -1)
+        )
+    return z.flatten(0, 1) if flat else z
+
+
+def _before_rotation(x, part):
+    """The tokens of x, those of the patches as they were before the rotation."""
+    part = part.repeat_interleave(x.shape[1] // part.shape[1], dim=1)
+    return torch.cat([x[:, :, : x.shape[2] - part.shape[2]], part], dim=2)
