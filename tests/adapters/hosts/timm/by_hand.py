@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 import timm.layers.attention
 import timm.models.eva
+import timm.models.vision_transformer_sam
 import torch
 import torch.nn.functional as F  # noqa: N812
 from timm.layers import apply_rot_embed_cat
@@ -46,7 +47,7 @@ def stock_forward(attention, args, kwargs, grid):
     equipped_class = type(attention)
     with ExitStack() as stack, torch.no_grad():
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", attend))
-        for module in (timm.models.eva, timm.layers.attention):
+        for module in (timm.models.eva, timm.layers.attention, timm.models.vision_transformer_sam):
             stack.enter_context(patch.object(module, "apply_rot_embed_cat", rotate))
         stack.callback(setattr, attention, "__class__", equipped_class)
         attention.__class__ = equipped_class.__base__
@@ -58,6 +59,7 @@ def attention_by_hand(encoding, grid, kept, q, k, v, mask, scale):
     flat = q.ndim == 3  # batch and heads in one axis
     heads = encoding.size.num_heads
     q, k, v = (x.unflatten(0, (-1, heads)) if flat else x for x in (q, k, v))
+    kept = [x.unflatten(0, (-1, heads)) if flat else x for x in kept]
     table_q, table_k = (
         _before_rotation(x, part) for x, part in zip((q, k), kept or (q, k), strict=True)
     )

@@ -33,8 +33,22 @@ FAMILIES = {
     f"timm's {family}": (partial(make_on_tokens, name, **arguments), images(16, 40), prefix)
     for family, (name, prefix, arguments) in ON_TOKENS.items()
 }
+
+
+def make_sam(name="samvit_base_patch16_224", **arguments):
+    """A model with windows of 3x3, which are padded, and attention over a grid of 4x8."""
+    sizes = {"img_size": (32, 64), "window_size": 3, "global_attn_indexes": (1,)}
+    return make_vit(name, **{**sizes, "neck_chans": 16, **arguments})
+
+
+FAMILIES |= {
+    "timm's SAM": (make_sam, images(32, 64), 0),
+    "timm's SAM that rotates": (
+        partial(make_sam, use_rel_pos=False, use_rope=True), images(32, 64), 0,
+    ),
+}  # fmt: skip
 # Which of them every test of hosts runs with; the others are variants of these.
 FIRST = {
     f"timm's {family}": FAMILIES[f"timm's {family}"]
-    for family in ("DINOv3", "rope-vit, grouped", "BEiT", "RelPos with a class token")
+    for family in ("DINOv3", "rope-vit, grouped", "BEiT", "RelPos with a class token", "SAM")
 }

@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import encoding_of
+from irpe.adapters.grids import grid_of
 from irpe.nn.encoding import Rotation
 
 
@@ -78,6 +79,14 @@ def check_not_causal(is_causal: bool) -> None:
     """Raises an error for an order of tokens, which images do not have."""
     if is_causal:
         raise ValueError("is_causal=True: tokens of an image have no order; pass attn_mask")
+
+
+def map_grid(attention: nn.Module, shape: Sequence[int]) -> tuple[int, int]:
+    """Returns the grid of a map that an attention gets, and records it for `irpe.summary`."""
+    rows, columns = shape
+    if not torch.compiler.is_compiling():
+        grid_of(attention).announce((rows, columns))
+    return rows, columns
 
 
 def head_dim_of(attention: Any) -> int:

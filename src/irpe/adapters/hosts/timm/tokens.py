@@ -69,12 +69,11 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
     count = request.num_prefix_tokens
     shared = next((each for each in _SHARED_BIASES if getattr(vit, each, None) is not None), None)
     for path, block, attention in _attentions_of(vit, name):
-        kind = next(kind for kind in _EQUIPPED if isinstance(attention, kind))
         drop = _drop_own_bias(attention)
         site = Site(
             name=path,
             attention=attention,
-            equipped_class=_EQUIPPED[kind],
+            equipped_class=_equipped_class(attention),
             num_heads=attention.num_heads,
             head_dim=head_dim_of(attention),
             num_prefix_tokens=vit.num_prefix_tokens if count is None else count,
@@ -101,6 +100,10 @@ def _attentions_of(vit: Any, name: str) -> Iterator[tuple[str, nn.Module, Any]]:
         for path, attention in block.named_modules(prefix=f"{name}.blocks.{index}".lstrip(".")):
             if isinstance(attention, tuple(_EQUIPPED)):
                 yield path, block, attention
+
+
+def _equipped_class(attention: nn.Module) -> type[nn.Module]:
+    return next(equipped for kind, equipped in _EQUIPPED.items() if isinstance(attention, kind))
 
 
 def _drop_own_bias(attention: Any) -> list[Change]:
