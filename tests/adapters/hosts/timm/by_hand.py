@@ -13,6 +13,7 @@ import timm.models.vision_transformer_sam
 import torch
 import torch.nn.functional as F  # noqa: N812
 from timm.layers import apply_rot_embed_cat
+from timm.models import swin_transformer_v2
 
 from irpe.adapters.equipped import equipped_attentions
 from irpe.adapters.grids import grid_of
@@ -44,6 +45,8 @@ def stock_forward(attention, args, kwargs, grid):
     def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
         return attention_by_hand(attention.rpe, grid, kept, q, k, v, attn_mask, scale)
 
+    if isinstance(attention, swin_transformer_v2.WindowAttention):
+        return cosine_by_hand(attention, grid, *args, **kwargs)
     equipped_class = type(attention)
     with ExitStack() as stack, torch.no_grad():
         stack.enter_context(patch.object(F, "scaled_dot_product_attention", attend))
@@ -67,16 +70,37 @@ def attention_by_hand(encoding, grid, kept, q, k, v, mask, scale):
     e = (q @ k.mT + b) * (q.shape[-1] ** -0.5 if scale is None else scale)
     if mask is not None:
         e = e + (mask.unflatten(0, (-1, heads)) if flat and mask.ndim == 3 else mask)
-    a = e.softmax(-1)
+    z = values_by_hand(encoding, grid, e.softmax(-1), v)
+    return z.flatten(0, 1) if flat else z
+
+
+def values_by_hand(encoding, grid, a, v):
+    """Eq. 17: the values and the table rows of their offsets, weighted."""
     z = a @ v
     for bucket_map, table in zip(encoding.maps(grid), encoding.value_tables, strict=True):
-        z = z + torch.einsum(
-            "bhij,hijd->bhid", a, table[:, bucket_map.ids].expand(heads, -1, -1, -1)
-        )
-    return z.flatten(0, 1) if flat else z
+        rows = table[:, bucket_map.ids].expand(a.shape[1], -1, -1, -1)
+        z = z + torch.einsum("bhij,hijd->bhid", a, rows)
+    return z
 
 
 def _before_rotation(x, part):
     """The tokens of x, those of the patches as they were before the rotation."""
     part = part.repeat_interleave(x.shape[1] // part.shape[1], dim=1)
     return torch.cat([x[:, :, : x.shape[2] - part.shape[2]], part], dim=2)
+
+
+@torch.no_grad()
+def cosine_by_hand(attention, grid, x, mask=None):
+    """The attention of Swin v2, which calls nothing that could be replaced."""
+    bias = torch.cat((attention.q_bias, attention.k_bias, attention.v_bias))
+    qkv = F.linear(x, attention.qkv.weight, bias).unflatten(-1, (3, attention.num_heads, -1))
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+    table = attention.cpb_mlp(attention.relative_coords_table).flatten(0, 2)
+    own = 16 * table[attention.relative_position_index].permute(2, 0, 1).sigmoid()
+    if mask is not None:
+        own = own + mask.repeat(len(x) // len(mask), 1, 1)[:, None]
+    factor = attention.logit_scale.exp().clamp(max=100.0)
+    e = (q @ k.mT + attention.rpe.scores(q, k, grid=grid)) * factor + own
+    z = values_by_hand(attention.rpe, grid, e.softmax(-1), v)
+    return attention.proj(z.transpose(1, 2).flatten(2))

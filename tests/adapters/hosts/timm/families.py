@@ -2,7 +2,15 @@
 
 from functools import partial
 
-from adapters.small_models import images, make_vit
+import timm
+import torch
+from adapters.small_models import images, make_vit, perturb
+
+
+def make_small(name, **arguments):
+    """A model of timm with five classes, in eval mode."""
+    torch.manual_seed(0)
+    return perturb(timm.create_model(name, num_classes=5, **arguments).eval())
 
 
 def make_on_tokens(name, **arguments):
@@ -47,8 +55,20 @@ FAMILIES |= {
         partial(make_sam, use_rel_pos=False, use_rope=True), images(32, 64), 0,
     ),
 }  # fmt: skip
+
+
+def make_swin_v2(**arguments):
+    """Swin v2 of timm: shifted windows of 2x4 on grids of 8x16 and 4x8."""
+    sizes = {"img_size": (32, 64), "window_size": (2, 4), "embed_dim": 16}
+    sizes |= {"depths": (2, 2), "num_heads": (2, 4)}
+    return make_small("swinv2_tiny_window8_256", **{**sizes, **arguments})
+
+
+FAMILIES["timm's Swin v2"] = (make_swin_v2, images(32, 64), 0)
 # Which of them every test of hosts runs with; the others are variants of these.
 FIRST = {
     f"timm's {family}": FAMILIES[f"timm's {family}"]
-    for family in ("DINOv3", "rope-vit, grouped", "BEiT", "RelPos with a class token", "SAM")
-}
+    for family in (
+        "DINOv3", "rope-vit, grouped", "BEiT", "RelPos with a class token", "SAM", "Swin v2",
+    )
+}  # fmt: skip

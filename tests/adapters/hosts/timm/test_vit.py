@@ -235,7 +235,6 @@ def test_dropped_patches_are_refused():
 
 
 REFUSED = {
-    "swinv2_tiny_window8_256": "SwinTransformerV2",
     "vit_dwee_patch16_reg1_gap_256": "VisionTransformer",
     "vit_base_patch16_xp_224": "VisionTransformer",
     "resnet18": "ResNet",

@@ -36,19 +36,19 @@ def attend(
     grid: Sequence[int],
     attn_mask: Tensor | None = None,
     rotate: Rotation | None = None,
-    scale: float | None = None,
+    temperature: Tensor | None = None,
 ) -> Tensor:
     """Returns the attended tokens of an equipped attention before its projection.
 
     Args:
-        attention: The attention, with `attn_drop` and `scale`.
+        attention: The attention, with `attn_drop` and, where it has no temperature, `scale`.
         q: Queries, batch heads tokens dim, before a rotation.
         k: Keys.
         v: Values.
         grid: The grid of the tokens.
         attn_mask: As in `irpe.rpe_attention`.
         rotate: The rotation of queries and keys, if the attention has one.
-        scale: The factor of the scores, if it is not the attention's own.
+        temperature: The learned factor of the scores of each head, if it has one.
     """
     z = encoding_of(attention)(
         q,
@@ -57,8 +57,9 @@ def attend(
         grid=grid,
         attn_mask=attn_mask,
         dropout_p=attention.attn_drop.p if attention.training else 0.0,
-        scale=attention.scale if scale is None else scale,
+        scale=attention.scale if temperature is None else None,
         rotate=rotate,
+        temperature=temperature,
     )
     return z.transpose(1, 2).flatten(2)
 

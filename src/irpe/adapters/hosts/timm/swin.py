@@ -1,18 +1,22 @@
-"""timm's Swin transformers."""
+"""timm's Swin transformers, versions 1 and 2."""
 
+import math
 from functools import partial
 from typing import Any
 
+import torch.nn.functional as F  # noqa: N812
 from timm.models.swin_transformer import WindowAttention
+from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
 from torch import Tensor, nn
 
-from irpe.adapters.changes import drop_parameter
+from irpe.adapters.changes import drop_module, drop_parameter
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.hosts.timm.attending import (
     add_masks,
     attend,
     head_dim_of,
     project_out,
+    project_with_bias,
     split_heads,
 )
 from irpe.adapters.plan import Plan, Request, Site, check_window
@@ -47,26 +51,55 @@ class RPEWindowAttention(WindowAttention):
         grid_of(self).grid = self.window_size
 
 
+class RPEWindowAttentionV2(WindowAttentionV2):
+    """The attention of Swin v2 with an encoding, whose scores have the learned temperature too."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the attended tokens of each window."""
+        q, k, v = project_with_bias(self, x)
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        temperature = self.logit_scale.clamp(max=math.log(1.0 / 0.01)).exp()
+        mask = add_masks(self._own_bias(), repeat_shift(mask, x.shape[0]))
+        z = attend(self, q, k, v, self.window_size, mask, temperature=temperature)
+        return project_out(self, z)
+
+    def _own_bias(self) -> Tensor | None:
+        """Returns its continuous bias, 1 heads tokens tokens, if it has one still."""
+        perceptron: Any = self._modules["cpb_mlp"]
+        if perceptron is None:
+            return None
+        table = perceptron(self.relative_coords_table).view(-1, self.num_heads)
+        bias = table[self.relative_position_index].permute(2, 0, 1)
+        return 16 * bias.sigmoid().unsqueeze(0)
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """Changes the window; the encoding needs no interpolation."""
+        super().set_window_size(window_size)
+        grid_of(self).grid = self.window_size
+
+
 def repeat_shift(shift: Tensor | None, num_windows: int) -> Tensor | None:
     """Returns the mask of shifted windows for all windows of a batch: windows 1 tokens tokens."""
     return None if shift is None else shift.repeat(num_windows // len(shift), 1, 1).unsqueeze(1)
 
 
-def add_sites(found: Plan, name: str, attention: nn.Module, request: Request) -> None:
+def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> None:
     """Adds an attention in windows, each of which is a grid of its own."""
-    if not isinstance(attention, WindowAttention):
+    if not isinstance(module, WindowAttention | WindowAttentionV2):
         return
-    window: Any = attention.window_size
-    drop = partial(drop_parameter, attention, _BIAS)
+    attention: Any = module
+    is_second = isinstance(module, WindowAttentionV2)
+    drop = partial(drop_module, attention, "cpb_mlp")
+    drop = drop if is_second else partial(drop_parameter, attention, _BIAS)
     found.sites.append(
         Site(
             name=name,
             attention=attention,
-            equipped_class=RPEWindowAttention,
+            equipped_class=RPEWindowAttentionV2 if is_second else RPEWindowAttention,
             num_heads=attention.num_heads,
             head_dim=head_dim_of(attention),
             num_prefix_tokens=0,
-            grid=GridSource((window[0], window[1])),
+            grid=GridSource(attention.window_size),
             changes=[drop] if request.builtin_bias == "drop" else [],
             check=partial(check_window, request, has_absolute=False),
             has_builtin_bias=True,
