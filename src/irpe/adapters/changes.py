@@ -84,11 +84,11 @@ def replace_module(module: nn.Module, name: str, other: nn.Module | None) -> Und
 
 
 def put_absolute(module: nn.Module, name: str, grid: Sequence[int], absolute: str) -> Undo:
-    """Replaces an absolute encoding, whose last tokens are the grid, by zeros or sinusoids.
+    """Replaces an absolute encoding, of tokens or of a map, by zeros or sinusoids.
 
     Args:
         module: Its owner.
-        name: Its name there.
+        name: Its name there; the grid is its last tokens, or all of a map.
         grid: The shape of the grid.
         absolute: "none" or "sinusoid".
     """
@@ -96,7 +96,8 @@ def put_absolute(module: nn.Module, name: str, grid: Sequence[int], absolute: st
     values = torch.zeros_like(before.detach())
     if absolute == "sinusoid":
         patches = sinusoid(grid, values.shape[-1])
-        values[..., -len(patches) :, :] = patches.to(values)
+        tokens = values.view(-1, values.shape[-1])
+        tokens[-len(patches) :] = patches.to(values)
     return replace_by_buffer(module, name, values)
 
 

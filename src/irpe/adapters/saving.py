@@ -131,8 +131,11 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
         if arguments is None:
             continue
         description = {"library": library, "arguments": arguments}
-        with torch.device("meta"):
-            twin = _build(description, Path())
+        try:
+            with torch.device("meta"):
+                twin = _build(description, Path())
+        except ValueError:  # made with arguments that the library did not record
+            continue
         for call in equipment_of(model):
             apply_equipment(twin, call)
         ignored = _STATE_ATTRIBUTES | getattr(host, "STATE_ATTRIBUTES", set[str]())

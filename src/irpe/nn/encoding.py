@@ -1,9 +1,10 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
@@ -12,6 +13,7 @@ from irpe.core.encodings.encoding import (
     ROLES,
     AttentionArguments,
     HeadSize,
+    RoleTables,
     check_table_size,
 )
 from irpe.core.grid import Grid, grid_shape
@@ -20,6 +22,7 @@ from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
 
 Rotation = Callable[[Tensor], Tensor]  # of queries or keys: batch, heads, tokens, dim
+Temperature = Float[Tensor, "heads 1 1"]
 
 _LISTS = (*ROLES.values(), "bias_tables")
 
@@ -106,27 +109,29 @@ class RelativePositionEncoding(nn.Module):
         dropout_p: float = 0.0,
         scale: float | None = None,
         rotate: Rotation | None = None,
+        temperature: Temperature | None = None,
         impl: str | None = None,
     ) -> Tokens:
         """Returns attention with the encoding.
 
         Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. Where an
         attention rotates queries and keys for their product, `q` and `k` are those before it, which
-        the tables meet, and `rotate` is the rotation.
+        the tables meet, and `rotate` is the rotation. A learned `temperature` stands in the place
+        of the scale: it is a factor of all scores, those of the encoding included.
         """
         maps, arguments = self._on(grid, q.device)
-        q = _shifted(q, arguments.query_shift)
+        scored = _scored(q, k, arguments, rotate, temperature, scale)
         return rpe_attention(
-            q if rotate is None else rotate(q),
-            k if rotate is None else rotate(k),
+            scored.q,
+            scored.k,
             v,
             maps,
-            **arguments.tables,
+            **scored.tables,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
-            scale=scale,
-            table_q=q,
-            table_k=k,
+            scale=scored.scale,
+            table_q=scored.table_q,
+            table_k=scored.table_k,
             impl=self.impl if impl is None else impl,
         )
 
@@ -139,26 +144,27 @@ class RelativePositionEncoding(nn.Module):
         attn_mask: Mask | None = None,
         scale: float | None = None,
         rotate: Rotation | None = None,
+        temperature: Temperature | None = None,
     ) -> Scores:
-        """Returns the attention weights a_ij."""
+        """Returns the attention weights a_ij; arguments as in `forward`."""
         maps, arguments = self._on(grid, q.device)
-        q = _shifted(q, arguments.query_shift)
+        scored = _scored(q, k, arguments, rotate, temperature, scale)
         return rpe_attention_weights(
-            q if rotate is None else rotate(q),
-            k if rotate is None else rotate(k),
+            scored.q,
+            scored.k,
             maps,
-            **_of_scores(arguments),
+            **_of_scores(scored.tables),
             attn_mask=attn_mask,
-            scale=scale,
-            table_q=q,
-            table_k=k,
+            scale=scored.scale,
+            table_q=scored.table_q,
+            table_k=scored.table_k,
         )
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Scores:
         """Returns b_ij, what the encoding adds to the scores before they are scaled."""
         maps, arguments = self._on(grid, q.device)
         shift = arguments.query_shift
-        scores = rpe_scores(_shifted(q, shift), k, maps, **_of_scores(arguments))
+        scores = rpe_scores(_shifted(q, shift), k, maps, **_of_scores(arguments.tables))
         if shift is None:
             return scores
         return scores + (k @ shift.to(k.dtype)).unsqueeze(-2)  # u k_j, the same for every query
@@ -204,15 +210,56 @@ def _shifted(q: Tokens, shift: Tensor | None) -> Tokens:
     return q if shift is None else q + shift.to(q.dtype)
 
 
+class _Scored(NamedTuple):
+    """What scores are computed from; see `rpe_attention`."""
+
+    q: Tensor
+    k: Tensor
+    table_q: Tensor
+    table_k: Tensor
+    tables: RoleTables
+    scale: float | None
+
+
+def _scored(
+    q: Tokens,
+    k: Tokens,
+    arguments: AttentionArguments,
+    rotate: Rotation | None,
+    temperature: Temperature | None,
+    scale: float | None,
+) -> _Scored:
+    """Returns queries and keys with what an encoding and a host do to them before the product."""
+    tables, q = arguments.tables, _shifted(q, arguments.query_shift)
+    rotated_q, rotated_k = (q, k) if rotate is None else (rotate(q), rotate(k))
+    if temperature is None:
+        return _Scored(rotated_q, rotated_k, q, k, tables, scale)
+    if scale is not None:
+        raise ValueError(f"scale {scale}: a temperature stands in its place; pass one of them")
+    factor = temperature.to(q.dtype)
+    warm_q = q * factor
+    if "bias_tables" in tables:
+        biases = tables["bias_tables"]
+        tables = tables.copy()
+        tables["bias_tables"] = [table * factor[..., 0].to(table.dtype) for table in biases]
+    return _Scored(
+        warm_q if rotate is None else rotated_q * factor,
+        rotated_k,
+        warm_q,
+        k * factor if tables.get("query_tables") else k,
+        tables,
+        1.0,
+    )
+
+
 class _ScoreTables(TypedDict):
     query_tables: list[Tensor]
     key_tables: list[Tensor]
     bias_tables: list[Tensor]
 
 
-def _of_scores(arguments: AttentionArguments) -> _ScoreTables:
+def _of_scores(tables: RoleTables) -> _ScoreTables:
     """Returns the tables that scores depend on."""
-    tables = arguments.tables
     return {
         "query_tables": tables.get("query_tables", []),
         "key_tables": tables.get("key_tables", []),
