@@ -6,7 +6,6 @@ weights, before and after its tables are filled.
 """
 
 import copy
-import functools
 import inspect
 import logging
 import warnings
@@ -23,7 +22,8 @@ from irpe.adapters.equipped import equipped_attentions, table_names
 
 SPEC = "product-contextual-k"
 FEW = 2  # layers
-MOST_PARAMETERS = 80_000_000  # of a part that is run
+MOST_PARAMETERS = 100_000_000  # of a part that is run
+TRIED: dict[tuple[type, str], str] = {}
 DEPTHS = {
     "num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth", "n_layers",
     "num_encoder_layers", "num_decoder_layers", "text_layers", "n_layer",
@@ -95,6 +95,8 @@ def build(kind: type[PreTrainedModel]) -> PreTrainedModel:
 def with_few_layers(config: PreTrainedConfig) -> PreTrainedConfig:
     """Returns a configuration with few layers, in all of its parts."""
     config = copy.deepcopy(config)
+    if hasattr(config, "stage_names"):  # whose outputs are counted by layers
+        return config
     for name, value in list(vars(config).items()):
         if isinstance(value, PreTrainedConfig):
             setattr(config, name, with_few_layers(value))
@@ -121,14 +123,15 @@ def parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
 
 def try_out(kind: type[PreTrainedModel], config: PreTrainedConfig) -> str:
     """Returns what a part does before and after its tables are filled, in a clause."""
-    return _try_out(kind, config.to_json_string(use_diff=False))
+    key = (kind, config.to_json_string(use_diff=False))
+    if key not in TRIED:
+        TRIED[key] = _try_out(kind, copy.deepcopy(config))
+    return TRIED[key]
 
 
-@functools.cache
-def _try_out(kind: type[PreTrainedModel], text: str) -> str:
-    import json
-
-    config = kind.config_class.from_dict(json.loads(text))
+def _try_out(kind: type[PreTrainedModel], config: PreTrainedConfig) -> str:
+    if hasattr(config, "irpe"):
+        del config.irpe
     with torch.device("meta"):
         count = sum(p.numel() for p in kind(config).parameters())
     if count > MOST_PARAMETERS:

@@ -1,4 +1,4 @@
-"""transformers' SAM and ViTDet, and Swin v2: encodings of their own are kept, dropped, converted."""
+"""transformers' SAM, ViTDet and Swin v2: encodings of their own are kept, dropped, converted."""
 
 import functools
 

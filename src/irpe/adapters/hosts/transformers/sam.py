@@ -14,14 +14,13 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.vitdet.modeling_vitdet import get_rel_pos
 
-from irpe.adapters.changes import Undo, put_absolute, replace_by_buffer, set_attribute
+from irpe.adapters.changes import Undo, put_absolute, set_attribute
 from irpe.adapters.decomposed import change_decomposed
 from irpe.adapters.equipped import encoding_of
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.hosts.transformers.attention import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of
 from irpe.adapters.plan import Plan, Request
-from irpe.core.sinusoid import sinusoid
 
 Map = Float[Tensor, "batch rows columns channels"]
 Scores = Float[Tensor, "batch heads query key"]
@@ -123,8 +122,8 @@ def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
     has_vectors = vectors[0] is not None
     size = tuple((len(each) + 1) // 2 for each in vectors) if has_vectors else None
     changes = change_decomposed(module, _VECTORS, request.builtin_bias) if has_vectors else []
-    if changes and hasattr(module, "use_rel_pos"):
-        changes.append(partial(set_attribute, module, "use_rel_pos", False))
+    if changes:  # the library would initialize what is not there any more
+        changes.append(partial(set_attribute, module, "_is_hf_initialized", True))
     site = make_site(
         name,
         module,
@@ -153,10 +152,8 @@ def _replace_absolute(owner: Any, name: str, absolute: str) -> Undo:
             f"absolute {absolute!r}: {type(owner).__name__} has no absolute encoding to replace; "
             "use 'keep'"
         )
+    grid = learned.shape[1:3]
     if learned.ndim == 3:  # a class token that is not used, then the patches
         sides = zip(owner.image_size, owner.patch_size, strict=True)
-        return put_absolute(owner, name, [size // patch for size, patch in sides], absolute)
-    values = torch.zeros_like(learned.detach())
-    if absolute == "sinusoid":
-        values += sinusoid(values.shape[1:3], values.shape[-1]).view_as(values).to(values)
-    return replace_by_buffer(owner, name, values)
+        grid = [size // patch for size, patch in sides]
+    return put_absolute(owner, name, grid, absolute)

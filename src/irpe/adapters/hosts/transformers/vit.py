@@ -4,7 +4,6 @@ A family is an entry of `_TOWERS`. Its attentions keep their own forward (see `a
 DINOv3 excepted, which rotates queries and keys.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -102,7 +101,7 @@ _TOWERS = {
     "ASTEmbeddings": _Tower("ASTLayer"),
 }
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
-_BIAS = "relative_position_bias"  # of BEiT: of each block, or one for all in the encoder
+_BIAS, _SHARED_BIAS = "relative_position_bias", "shared_position_bias"  # of BEiT
 
 
 def add_sites(found: Plan, name: str, vit: Any, request: Request) -> None:
@@ -115,10 +114,11 @@ def add_sites(found: Plan, name: str, vit: Any, request: Request) -> None:
     count = request.num_prefix_tokens
     count = _count_tokens(embeddings, _PREFIX) if count is None else count
     suffix = 0 if tower.suffix is None else _count_tokens(embeddings, (tower.suffix,))
-    biases = list(_builtin_biases(vit))
     check = partial(_check, vit, embeddings, tower, request)
     blocks = modules_of(vit, tower.block, name)
     for path, block in blocks.items():
+        has_bias = _has_module(block, _BIAS)
+        drops = has_bias and request.builtin_bias == "drop"
         site = make_site(
             f"{path}.{tower.attention}",
             block.get_submodule(tower.attention),
@@ -127,26 +127,22 @@ def add_sites(found: Plan, name: str, vit: Any, request: Request) -> None:
             num_suffix_tokens=suffix,
             forward=tower.forward,
             check=check,
-            has_builtin_bias=bool(biases),
+            changes=[partial(drop_module, block, _BIAS)] if drops else [],
+            has_builtin_bias=has_bias or _has_module(vit, _SHARED_BIAS),
         )
         found.sites.append(replace(site, rotates=tower.forward is not None))
-    found.changes += _other_changes(vit, embeddings, tower, request, source, biases)
+    found.changes += _other_changes(vit, embeddings, tower, request, source)
     found.changes.append(partial(follow_grid, source, blocks.values()))
 
 
 def _other_changes(
-    vit: Any,
-    embeddings: Any,
-    tower: _Tower,
-    request: Request,
-    source: GridSource,
-    biases: list[nn.Module],
+    vit: Any, embeddings: Any, tower: _Tower, request: Request, source: GridSource
 ) -> list[Change]:
     changes: list[Change] = []
     if request.absolute != "keep":
         changes.append(partial(_replace_absolute, vit, embeddings, tower, request.absolute))
-    if request.builtin_bias == "drop":
-        changes += [partial(drop_module, owner, _BIAS) for owner in biases]
+    if request.builtin_bias == "drop" and _has_module(vit, _SHARED_BIAS):
+        changes.append(partial(drop_module, vit, _SHARED_BIAS))
     if tower.convolution is None and request.grid is not None:
         changes.append(partial(_check_shapes, embeddings, source))
     return changes
@@ -178,11 +174,8 @@ def _count_tokens(embeddings: Any, names: tuple[str, ...]) -> int:
     return sum(token.numel() // token.shape[-1] for token in tokens if token is not None)
 
 
-def _builtin_biases(vit: nn.Module) -> Iterator[nn.Module]:
-    """Returns the modules that have a relative bias of their own."""
-    for module in vit.modules():
-        if module._modules.get(_BIAS) is not None:
-            yield module
+def _has_module(owner: nn.Module, name: str) -> bool:
+    return owner._modules.get(name) is not None
 
 
 def _check(vit: nn.Module, embeddings: Any, tower: _Tower, request: Request) -> None:
