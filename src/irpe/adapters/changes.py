@@ -92,7 +92,11 @@ def put_absolute(module: nn.Module, name: str, grid: Sequence[int], absolute: st
         grid: The shape of the grid.
         absolute: "none" or "sinusoid".
     """
-    before: Tensor = getattr(module, name)  # a parameter, or the buffer that replaced it
+    before: Tensor | None = getattr(module, name, None)  # a parameter, or what replaced it
+    if before is None:
+        raise ValueError(
+            f"absolute {absolute!r}: the model has no absolute encoding to replace; use 'keep'"
+        )
     values = torch.zeros_like(before.detach())
     if absolute == "sinusoid":
         patches = sinusoid(grid, values.shape[-1])

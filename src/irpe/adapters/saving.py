@@ -134,10 +134,10 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
         try:
             with torch.device("meta"):
                 twin = _build(description, Path())
-        except ValueError:  # made with arguments that the library did not record
+            for call in equipment_of(model):
+                apply_equipment(twin, call)
+        except ValueError:  # it was made with arguments that the library does not record
             continue
-        for call in equipment_of(model):
-            apply_equipment(twin, call)
         ignored = _STATE_ATTRIBUTES | getattr(host, "STATE_ATTRIBUTES", set[str]())
         is_same = _structure(twin, ignored) == _structure(model, ignored)
         if is_same and _layout(twin) == _layout(model):

@@ -55,7 +55,7 @@ class RPEShiftedWindowAttentionV2(ShiftedWindowAttentionV2):
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         """Returns the attended tokens of windows: windows heads tokens dim."""
-        bias: Tensor | None = self.qkv.bias
+        bias: Any = self.qkv.bias
         if bias is not None:  # keys have none
             of_query, _, of_value = bias.chunk(3)
             bias = torch.cat([of_query, torch.zeros_like(of_query), of_value])

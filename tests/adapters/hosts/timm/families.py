@@ -5,12 +5,15 @@ from functools import partial
 import timm
 import torch
 from adapters.small_models import images, make_vit, perturb
+from timm.models.gcvit import GlobalContextVit
+from timm.models.volo import VOLO
 
 
-def make_small(name, **arguments):
-    """A model of timm with five classes, in eval mode."""
+def make_small(name, size=0.2, **arguments):
+    """A model of timm, of a class or by name, with five classes, in eval mode."""
     torch.manual_seed(0)
-    return perturb(timm.create_model(name, num_classes=5, **arguments).eval())
+    make = name if isinstance(name, type) else partial(timm.create_model, name)
+    return perturb(make(num_classes=5, **arguments).eval(), size=size)
 
 
 def make_on_tokens(name, **arguments):
@@ -65,10 +68,54 @@ def make_swin_v2(**arguments):
 
 
 FAMILIES["timm's Swin v2"] = (make_swin_v2, images(32, 64), 0)
+
+TWO_STAGES = {"depths": (1, 1), "embed_dim": (32, 64), "img_size": (64, 128)}
+ON_MAPS = {
+    "Swin v2, CR": ("swinv2_cr_tiny_ns_224", (32, 64), {
+        "img_size": (32, 64), "window_size": (2, 4), "embed_dim": 16, "depths": (2, 2),
+        "num_heads": (2, 4),
+    }),
+    "MaxViT": ("maxvit_rmlp_pico_rw_256", (64, 128), {
+        **TWO_STAGES, "block_type": ("M", "M"), "stem_width": 16,
+    }),
+    "MaxViT of TensorFlow": ("maxvit_tiny_tf_224", (64, 128), {
+        **TWO_STAGES, "block_type": ("M", "M"), "stem_width": 16,
+    }),
+    "CoAtNet": ("coatnet_rmlp_nano_rw_224", (64, 128), {
+        **TWO_STAGES, "depths": (1, 2), "block_type": ("C", "T"), "stem_width": 16,
+    }),
+    "VOLO": (VOLO, (64, 128), {
+        "img_size": (64, 128), "layers": (1, 2), "embed_dims": (32, 32), "num_heads": (2, 2),
+        "downsamples": (True, False), "outlook_attention": (True, False), "mlp_ratio": (2, 2),
+    }),
+    "Twins": ("twins_svt_small", (40, 72), {
+        "img_size": (40, 72), "embed_dims": (16, 32), "num_heads": (2, 2), "mlp_ratios": (2, 2),
+        "depths": (2, 2), "sr_ratios": (2, 1), "wss": (3, 3),
+    }),
+    "DaViT": ("davit_tiny", (40, 72), {
+        "depths": (1, 1), "embed_dims": (32, 32), "num_heads": (2, 2), "window_size": 3,
+    }),
+    "Visformer": ("visformer_tiny", (32, 64), {
+        "img_size": (32, 64), "embed_dim": 32, "depth": (1, 1, 1), "num_heads": 2,
+        "attn_stage": "011", "init_channels": 8, "size": 0.02,
+    }),
+    "FastViT": ("fastvit_sa12", (64, 128), {
+        "layers": (1, 1, 1, 2), "embed_dims": (8, 8, 8, 32),
+    }),
+    "GCViT": (GlobalContextVit, (64, 128), {
+        "img_size": (64, 128), "depths": (2, 2), "num_heads": (2, 4), "window_ratio": (32, 16),
+        "embed_dim": 16,
+    }),
+}  # fmt: skip
+FAMILIES |= {
+    f"timm's {family}": (partial(make_small, name, **arguments), images(*size), 0)
+    for family, (name, size, arguments) in ON_MAPS.items()
+}
 # Which of them every test of hosts runs with; the others are variants of these.
 FIRST = {
     f"timm's {family}": FAMILIES[f"timm's {family}"]
     for family in (
         "DINOv3", "rope-vit, grouped", "BEiT", "RelPos with a class token", "SAM", "Swin v2",
+        "MaxViT", "VOLO", "Twins",
     )
 }  # fmt: skip

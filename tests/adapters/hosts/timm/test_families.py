@@ -4,14 +4,17 @@ import pytest
 import torch
 from adapters.hosts.library_models import equipped
 from adapters.hosts.timm.by_hand import calls_of, stock_forward
-from adapters.hosts.timm.families import FAMILIES, FIRST
+from adapters.hosts.timm.families import FAMILIES, FIRST, ON_MAPS
 from adapters.small_models import gradients, images, make_vit, perturb, state_of
+from torch import nn
 
 import irpe
+from irpe.adapters.equipped import equipped_attentions
 
 SPEC = "product-contextual-qkv"
 every_family = pytest.mark.parametrize(("make", "x", "prefix"), FAMILIES.values(), ids=FAMILIES)
-first_families = pytest.mark.parametrize(("make", "x", "prefix"), FIRST.values(), ids=FIRST)
+BUILT = [host[0] for name, host in FAMILIES.items() if name.partition("'s ")[2] not in ON_MAPS]
+CHECKPOINTED = {name: host for name, host in FIRST.items() if "Twins" not in name}
 
 
 @every_family
@@ -20,7 +23,7 @@ def test_zero_tables_change_nothing_and_random_ones_do_as_by_hand(make, x, prefi
     expected = model(x).detach()
     irpe.equip(model, f"{SPEC}+unshared")
     torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
-    perturb(model, seed=2)
+    perturb(nn.ModuleList(a.rpe for a in equipped_attentions(model).values()), size=0.5)
     assert {a.num_prefix_tokens for a in irpe.summary(model).attentions} == {prefix}
     calls = calls_of(model, x)
     assert len(calls) >= 2
@@ -29,10 +32,10 @@ def test_zero_tables_change_nothing_and_random_ones_do_as_by_hand(make, x, prefi
         torch.testing.assert_close(actual, by_hand, rtol=1e-4, atol=1e-4)
         attention.rpe.reset_parameters()
         plain = stock_forward(attention, args, kwargs, grid)
-        assert (actual - plain).abs().max() > 1e-3 * plain.abs().max()
+        assert (actual - plain).abs().max() > 1e-2 * plain.abs().max()
 
 
-@first_families
+@pytest.mark.parametrize(("make", "x", "prefix"), CHECKPOINTED.values(), ids=CHECKPOINTED)
 def test_gradient_checkpointing(make, x, prefix):
     model = equipped(make).train()
     torch.manual_seed(0)  # RelPos has dropout in the perceptron of its own bias
@@ -47,8 +50,10 @@ def test_gradient_checkpointing(make, x, prefix):
 def test_files(make, x, prefix, tmp_path):
     model = equipped(make)
     irpe.save_equipped(model, tmp_path / "model")
-    loaded = irpe.load_equipped(tmp_path / "model")
+    loaded = irpe.load_equipped(tmp_path / "model", model=make())
     assert torch.equal(loaded(x), model(x))
+    if make in BUILT:
+        assert torch.equal(irpe.load_equipped(tmp_path / "model")(x), model(x))
 
 
 def test_other_sizes_of_images():

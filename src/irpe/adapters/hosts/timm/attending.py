@@ -50,13 +50,14 @@ def attend(
         rotate: The rotation of queries and keys, if the attention has one.
         temperature: The learned factor of the scores of each head, if it has one.
     """
+    dropout = getattr(attention, "attn_drop", None)  # DaViT has none
     z = encoding_of(attention)(
         q,
         k,
         v,
         grid=grid,
         attn_mask=attn_mask,
-        dropout_p=attention.attn_drop.p if attention.training else 0.0,
+        dropout_p=dropout.p if dropout is not None and attention.training else 0.0,
         scale=attention.scale if temperature is None else None,
         rotate=rotate,
         temperature=temperature,
@@ -92,10 +93,10 @@ def map_grid(attention: nn.Module, shape: Sequence[int]) -> tuple[int, int]:
 
 def head_dim_of(attention: Any) -> int:
     """Returns the dimension of one head."""
-    if hasattr(attention, "head_dim"):
-        return attention.head_dim
-    projection: nn.Linear = attention.qkv
-    return projection.out_features // (3 * attention.num_heads)
+    for name in ("head_dim", "dim_head"):
+        if hasattr(attention, name):
+            return getattr(attention, name)
+    return attention.proj.in_features // attention.num_heads
 
 
 def add_masks(*masks: Tensor | None) -> Tensor | None:

@@ -60,11 +60,6 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
             source = GridSource((window, window) if window else grid)
             found.sites.append(_site_of(path, block.attn, source, request))
     if request.absolute != "keep" and (request.requires_absolute or sam.pos_embed is not None):
-        if sam.pos_embed is None:
-            raise ValueError(
-                f"absolute {request.absolute!r}: the model has no absolute encoding to replace; "
-                "use 'keep'"
-            )
         found.changes.append(partial(put_absolute, sam, "pos_embed", grid, request.absolute))
 
 

@@ -1,15 +1,17 @@
 """timm's Swin transformers, versions 1 and 2."""
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch.nn.functional as F  # noqa: N812
 from timm.models.swin_transformer import WindowAttention
 from timm.models.swin_transformer_v2 import WindowAttention as WindowAttentionV2
+from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
 from torch import Tensor, nn
 
-from irpe.adapters.changes import drop_module, drop_parameter
+from irpe.adapters.changes import Undo, drop_module, drop_parameter
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.hosts.timm.attending import (
     add_masks,
@@ -20,8 +22,6 @@ from irpe.adapters.hosts.timm.attending import (
     split_heads,
 )
 from irpe.adapters.plan import Plan, Request, Site, check_window
-
-_BIAS = "relative_position_bias_table"
 
 
 class RPEWindowAttention(WindowAttention):
@@ -78,29 +78,60 @@ class RPEWindowAttentionV2(WindowAttentionV2):
         grid_of(self).grid = self.window_size
 
 
+class RPEWindowAttentionV2Cr(WindowMultiHeadAttention):
+    """timm's second reading of Swin v2 with an encoding, and the temperature likewise."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Returns the attended tokens of each window."""
+        q, k, v = split_heads(self.qkv(x), self.num_heads)
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        temperature = self.logit_scale.clamp(max=math.log(1.0 / 0.01)).exp()[:, None, None]
+        own = None
+        if self._modules["meta_mlp"] is not None:
+            own = self._relative_positional_encodings()
+        mask = add_masks(own, repeat_shift(mask, x.shape[0]))
+        z = attend(self, q, k, v, self.window_size, mask, temperature=temperature)
+        return project_out(self, z)
+
+    def set_window_size(self, window_size: tuple[int, int]) -> None:
+        """Changes the window; the encoding needs no interpolation."""
+        super().set_window_size(window_size)
+        grid_of(self).grid = self.window_size
+
+
 def repeat_shift(shift: Tensor | None, num_windows: int) -> Tensor | None:
     """Returns the mask of shifted windows for all windows of a batch: windows 1 tokens tokens."""
     return None if shift is None else shift.repeat(num_windows // len(shift), 1, 1).unsqueeze(1)
 
 
+# The equipped class, and what drops the bias of an attention's own.
+_EQUIPPED: dict[type[nn.Module], tuple[type[nn.Module], Callable[[nn.Module], Undo]]] = {
+    WindowAttention: (
+        RPEWindowAttention,
+        partial(drop_parameter, name="relative_position_bias_table"),
+    ),
+    WindowAttentionV2: (RPEWindowAttentionV2, partial(drop_module, name="cpb_mlp")),
+    WindowMultiHeadAttention: (RPEWindowAttentionV2Cr, partial(drop_module, name="meta_mlp")),
+}
+
+
 def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> None:
     """Adds an attention in windows, each of which is a grid of its own."""
-    if not isinstance(module, WindowAttention | WindowAttentionV2):
+    kind = next((kind for kind in _EQUIPPED if isinstance(module, kind)), None)
+    if kind is None:
         return
     attention: Any = module
-    is_second = isinstance(module, WindowAttentionV2)
-    drop = partial(drop_module, attention, "cpb_mlp")
-    drop = drop if is_second else partial(drop_parameter, attention, _BIAS)
+    equipped, drop = _EQUIPPED[kind]
     found.sites.append(
         Site(
             name=name,
-            attention=attention,
-            equipped_class=RPEWindowAttentionV2 if is_second else RPEWindowAttention,
+            attention=module,
+            equipped_class=equipped,
             num_heads=attention.num_heads,
             head_dim=head_dim_of(attention),
             num_prefix_tokens=0,
             grid=GridSource(attention.window_size),
-            changes=[drop] if request.builtin_bias == "drop" else [],
+            changes=[partial(drop, module)] if request.builtin_bias == "drop" else [],
             check=partial(check_window, request, has_absolute=False),
             has_builtin_bias=True,
         )

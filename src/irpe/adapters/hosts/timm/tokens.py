@@ -89,7 +89,7 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
     if shared is not None and request.builtin_bias == "drop":
         _check_all_layers(request)
         found.changes.append(partial(drop_module, vit, shared))
-    has_absolute = request.requires_absolute or _absolute_of(vit) is not None
+    has_absolute = request.requires_absolute or getattr(vit, "pos_embed", None) is not None
     if request.absolute != "keep" and has_absolute:
         found.changes.append(partial(_replace_absolute, vit, request.absolute))
 
@@ -142,10 +142,6 @@ def measure_patches(embedding: Any, image: Tensor, output: Tensor) -> tuple[int,
     return tuple(embedding.grid_size)
 
 
-def _absolute_of(vit: Any) -> Tensor | None:
-    return getattr(vit, "pos_embed", None)  # VisionTransformerRelPos has none
-
-
 def _replace_absolute(vit: nn.Module, absolute: str) -> Undo:
     """Replaces the learned encoding by zeros or sinusoids, also after `set_input_size`."""
     undo_values = _put_absolute(vit, absolute)
@@ -159,8 +155,4 @@ def _replace_absolute(vit: nn.Module, absolute: str) -> Undo:
 
 
 def _put_absolute(vit: Any, absolute: str) -> Undo:
-    if _absolute_of(vit) is None:
-        raise ValueError(
-            f"absolute {absolute!r}: the model has no absolute encoding to replace; use 'keep'"
-        )
     return put_absolute(vit, "pos_embed", vit.patch_embed.grid_size, absolute)
