@@ -122,6 +122,7 @@ def _request_of(call: Equipment) -> Request:
         absolute="none" if replaces_absolute else call.absolute,
         builtin_bias=call.builtin_bias,
         requires_absolute=not replaces_absolute,
+        layers=call.layers,
     )
 
 

@@ -23,7 +23,9 @@ HOSTS = {
 SUPPORTED = {
     "timm": "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...) and "
     "SwinTransformer",
-    "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, Swin and DETR",
+    "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, DINOv3, the "
+    "vision towers of CLIP and SigLIP, BEiT, ViTMSN, YOLOS, AST, Swin and Swin v2, SAM, ViTDet, "
+    "DETR, Conditional DETR, RT-DETR and D-FINE",
     "torchvision": "torchvision's VisionTransformer and SwinTransformer",
     "torch": "torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder",
 }

@@ -235,11 +235,6 @@ def test_dropped_patches_are_refused():
 
 
 REFUSED = {
-    "beit_base_patch16_224": "Beit",
-    "eva02_tiny_patch14_224": "Eva",
-    "vit_small_patch16_dinov3": "Eva",
-    "vit_relpos_small_patch16_224": "VisionTransformerRelPos",
-    "swinv2_tiny_window8_256": "SwinTransformerV2",
     "vit_dwee_patch16_reg1_gap_256": "VisionTransformer",
     "vit_base_patch16_xp_224": "VisionTransformer",
     "resnet18": "ResNet",
