@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 1 something that the user can mend, 2 wrong usage, 70 a defect of irpe
 (`irpe.cli.errors` decides which), 130 after Ctrl-C, 141 if the reader of a pipe left, 143 after
-SIGTERM. With `--debug` the traceback is shown too.
+SIGTERM. With `--debug` the traceback is shown too. A warning is one line as well.
 """
 
 import os
@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
@@ -25,7 +26,7 @@ def main() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler speaks on stderr
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     is_debug = len(arguments) < len(sys.argv) - 1
-    with _sigterm_as_exit():
+    with _sigterm_as_exit(), _warnings_in_one_line():
         try:
             _run(arguments)
         except KeyboardInterrupt:
@@ -102,6 +103,20 @@ def _sigterm_as_exit() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _warnings_in_one_line() -> Generator[None]:
+    """Prints a warning as one line, without the source line that gave it."""
+
+    def show(message: Warning | str, *rest: object) -> None:
+        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _leave_processes() -> None:

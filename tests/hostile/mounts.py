@@ -1,0 +1,44 @@
+"""File systems of a process of its own: full ones, small ones, and ones that are read-only."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+_INSIDE = "IRPE_TEST_MOUNTS"  # set in a process that has its own mount namespace
+
+
+def is_permitted():
+    """Returns whether this process may make a mount namespace and mount in it."""
+    command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return (
+        bool(shutil.which("unshare"))
+        and not subprocess.run(command, capture_output=True).returncode
+    )
+
+
+def enter_namespace():
+    """Starts this program again in a mount namespace, whose mounts end with it.
+
+    Returns:
+        Whether it runs in one; if none is permitted it goes on without.
+    """
+    if _INSIDE in os.environ:
+        return True
+    if not is_permitted():
+        return False
+    os.environ[_INSIDE] = "1"
+    os.execvp("unshare", ["unshare", "--mount", *sys.orig_argv])
+
+
+def mount_tmpfs(folder, num_bytes, options="rw"):
+    """Mounts an empty file system of a size; only in a namespace of its own."""
+    assert _INSIDE in os.environ, "mounts would outlive this process"
+    what = f"size={num_bytes},{options}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", what, "tmpfs", str(folder)], check=True)
+
+
+def unmount(folder):
+    """Unmounts what was mounted at a folder, if anything was."""
+    if os.path.ismount(folder):
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
