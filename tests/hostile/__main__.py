@@ -8,10 +8,7 @@ TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 
 import torch  # noqa: E402
-from hostile import areas  # noqa: E402
-
-PAGE = TESTS.parent / "docs" / "reliability.md"
-BEGIN, END = "<!-- counts -->\n", "<!-- end of counts -->\n"
+from hostile import areas, page  # noqa: E402
 
 
 def main():
@@ -26,9 +23,7 @@ def main():
         lines.append(f"| {what} | " + " | ".join(f"{n:,}" for n in row) + " |")
         print(lines[-1], *count.failures, sep="\n", flush=True)
     lines.append("| all | " + " | ".join(f"{n:,}" for n in total) + " |")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
+    page.replace("counts", lines)
     sys.exit(total[-1] > 0)
 
 

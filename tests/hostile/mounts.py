@@ -11,10 +11,8 @@ _INSIDE = "IRPE_TEST_MOUNTS"  # set in a process that has its own mount namespac
 def is_permitted():
     """Returns whether this process may make a mount namespace and mount in it."""
     command = ["unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
-    return (
-        bool(shutil.which("unshare"))
-        and not subprocess.run(command, capture_output=True).returncode
-    )
+    is_there = shutil.which("unshare") is not None
+    return is_there and subprocess.run(command, capture_output=True).returncode == 0
 
 
 def enter_namespace():
@@ -23,12 +21,10 @@ def enter_namespace():
     Returns:
         Whether it runs in one; if none is permitted it goes on without.
     """
-    if _INSIDE in os.environ:
-        return True
-    if not is_permitted():
-        return False
-    os.environ[_INSIDE] = "1"
-    os.execvp("unshare", ["unshare", "--mount", *sys.orig_argv])
+    if _INSIDE not in os.environ and is_permitted():
+        os.environ[_INSIDE] = "1"
+        os.execvp("unshare", ["unshare", "--mount", *sys.orig_argv])
+    return _INSIDE in os.environ
 
 
 def mount_tmpfs(folder, num_bytes, options="rw"):

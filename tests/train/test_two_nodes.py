@@ -1,4 +1,4 @@
-"""Two nodes train what one process trains; a lost node or a cut cable ends the run soon and clearly.
+"""Two nodes train what one process trains; a lost node or a cut cable ends the run with a line.
 
 All of it is slow: each start of torchrun on two nodes loads torch four times.
 """

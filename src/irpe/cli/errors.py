@@ -3,8 +3,9 @@
 What a user can cause is checked where it enters, and the check raises an error on purpose. So an
 error is the user's if a `raise` statement of this package raised it (in the list `_ON_PURPOSE`, to
 which `assert` does not belong), or if it is the machine's: the operating system refused something,
-memory ran out, a package is missing, another process of the run was lost. Everything else, a `KeyError` or an error from within another
-library, is a defect: no check of ours has caught it, and saying "wrong input" would hide it.
+memory ran out, a package is missing, another process of the run was lost. Everything else, a
+`KeyError` or an error from within another library, is a defect: no check of ours has caught it, and
+saying "wrong input" would hide it.
 """
 
 import dis

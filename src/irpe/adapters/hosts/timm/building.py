@@ -101,6 +101,6 @@ def _uneven_heads(name: str, arguments: dict[str, Any]) -> ValueError:
     dim, heads = sizes["embed_dim"], sizes["num_heads"]
     divisors = ", ".join(str(k) for k in range(1, min(dim, 64) + 1) if dim % k == 0)
     return ValueError(
-        f"embed_dim = {dim} of {name} cannot be split between num_heads = {heads}: choose num_heads "
-        f"from {divisors}, or an embed_dim that is a multiple of {heads}"
+        f"embed_dim = {dim} of {name} cannot be split between num_heads = {heads}: choose "
+        f"num_heads from {divisors}, or an embed_dim that is a multiple of {heads}"
     )
