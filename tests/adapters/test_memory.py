@@ -1,4 +1,4 @@
-"""A process that runs for long does not grow: caches are bounded, and a model that is left is freed.
+"""A process that runs for long does not grow: caches are bounded, models that are left are freed.
 
 What is done comes in periods that repeat, so after each of them the same tensors are alive.
 """

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import warnings
 from signal import SIGTERM
 
@@ -137,6 +138,22 @@ def test_sigterm_is_143(tmp_path, monkeypatch):
     before = signal.getsignal(SIGTERM)
     assert irpe("train", "--list", cwd=tmp_path).returncode == 143
     assert signal.getsignal(SIGTERM) is before
+
+
+def test_sigterm_in_a_callback_that_loses_exceptions_is_143(tmp_path, monkeypatch):
+    class Left:
+        def __del__(self):
+            os.kill(os.getpid(), SIGTERM)
+
+    def leave():
+        left = Left()
+        del left
+        time.sleep(60)
+
+    monkeypatch.setattr("irpe.cli.train._print_recipes", leave)
+    before = sys.unraisablehook
+    assert irpe("train", "--list", cwd=tmp_path).returncode == 143
+    assert sys.unraisablehook is before
 
 
 def test_a_reader_that_leaves_is_not_an_error(tmp_path):

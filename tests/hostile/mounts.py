@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 
+NAMESPACE = ["unshare", "--mount", "env", "IRPE_TEST_MOUNTS=1"]  # before a command
 _INSIDE = "IRPE_TEST_MOUNTS"  # set in a process that has its own mount namespace
 
 
@@ -22,16 +23,20 @@ def enter_namespace():
         Whether it runs in one; if none is permitted it goes on without.
     """
     if _INSIDE not in os.environ and is_permitted():
-        os.environ[_INSIDE] = "1"
-        os.execvp("unshare", ["unshare", "--mount", *sys.orig_argv])
+        os.execvp(NAMESPACE[0], [*NAMESPACE, *sys.orig_argv])
     return _INSIDE in os.environ
 
 
-def mount_tmpfs(folder, num_bytes, options="rw"):
+def mount_tmpfs(folder, num_bytes):
     """Mounts an empty file system of a size; only in a namespace of its own."""
     assert _INSIDE in os.environ, "mounts would outlive this process"
-    what = f"size={num_bytes},{options}"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", what, "tmpfs", str(folder)], check=True)
+    what = ["-t", "tmpfs", "-o", f"size={num_bytes}"]
+    subprocess.run(["mount", *what, "tmpfs", str(folder)], check=True)
+
+
+def make_read_only(folder):
+    """Mounts what is mounted at a folder again, so that nothing can be written there."""
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
 
 
 def unmount(folder):

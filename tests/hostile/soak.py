@@ -8,7 +8,6 @@ Python's `time.time`.
 """
 
 import argparse
-import multiprocessing
 import os
 import random
 import shutil
@@ -25,40 +24,18 @@ sys.path.insert(0, str(TESTS))
 
 import torch  # noqa: E402
 from hostile import damages, forked, mounts, page  # noqa: E402
+from hostile.runs import FORK, is_same, outcome  # noqa: E402
 from train import little, scenes  # noqa: E402
 
 from irpe.cli.main import main as main_of_irpe  # noqa: E402
 from irpe.progress import NO_PROGRESS  # noqa: E402
-from irpe.train.checkpoint import load_checkpoint  # noqa: E402
-from irpe.train.runs import CHECKPOINT, read_metrics  # noqa: E402
 from irpe.train.task import open_task  # noqa: E402
-from irpe.train.weights import read_weights  # noqa: E402
 
 DISK_BYTES = 320 << 20  # twice the checkpoint of the detector, and more
 BOUND = 120.0  # seconds in which a run ends that was asked to
-MEASURED = {"seconds", "images_per_second"}  # differ between any two runs
 FILES = {"run.json", "checkpoint.pt", "metrics.csv", ".lock", "model/irpe.json"}
 FILES |= {"model/model.safetensors"}
 KILL, STOP, FULL, CLOCK, TIMES = "SIGKILL", "SIGTERM", "full disk", "clock", "file times"
-
-
-def outcome(directory):
-    """Returns what a run ended with, apart from what a clock measured."""
-    state = load_checkpoint(directory / CHECKPOINT)
-    rows = [{k: v for k, v in row.items() if k not in MEASURED} for row in state["history"]]
-    table = {k: v for k, v in read_metrics(directory).items() if k not in MEASURED}
-    return {**state, "history": rows, "table": table, "weights": read_weights(directory)}
-
-
-def is_same(one, other):
-    """Returns whether two nested values are equal, tensors bit for bit."""
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(is_same(one[k], other[k]) for k in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return one == other
 
 
 class Soak:
@@ -90,7 +67,7 @@ class Soak:
     def start(self, directory):
         """Starts a run where it stands, in a process that is forked: loading takes long."""
         self.counts["starts"] += 1
-        process = multiprocessing.get_context("fork").Process(target=self._become, args=[directory])
+        process = FORK.Process(target=self._become, args=[directory])
         process.start()
         return process
 

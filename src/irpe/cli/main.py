@@ -13,7 +13,7 @@ import traceback
 import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from irpe.cli.errors import is_of_user, message_of
 from irpe.extras import require
@@ -98,10 +98,19 @@ def _sigterm_as_exit() -> Generator[None]:
             os._exit(_TERMINATED)
         sys.exit(_TERMINATED)
 
-    before = signal.signal(signal.SIGTERM, end)
+    def end_again(lost: Any) -> None:
+        """Repeats an exit that was raised in a callback of Python, which loses exceptions."""
+        if lost.exc_type is SystemExit:
+            threading.Timer(0.1, os.kill, (process, signal.SIGTERM)).start()
+        else:
+            before_hook(lost)
+
+    before, before_hook = signal.signal(signal.SIGTERM, end), sys.unraisablehook
+    sys.unraisablehook = end_again
     try:
         yield
     finally:
+        sys.unraisablehook = before_hook
         signal.signal(signal.SIGTERM, before)
 
 
