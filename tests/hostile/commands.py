@@ -12,7 +12,7 @@ import numpy as np
 from hostile.cases import Case
 from train.processes import ENVIRONMENT
 
-SECONDS = 60
+SECONDS = 120
 HOSTILE = [
     "", " ", "-1", "0", "0.0", "-0.0", "nan", "inf", "-inf", "1e308", "1e-308", "1e999", "0x10",
     "1_0", "9" * 30, "9" * 5000, "\N{ARABIC-INDIC DIGIT FIVE}", "none", "None", "null", "true",

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from hostile import forked, mounts
+from hostile import damages, forked, mounts
 from hostile.cases import Case
 from hostile.commands import Server
 from train import little
@@ -29,7 +29,7 @@ WRITING = [
     ["show", "cost", "--resolutions", "224", "-o", "x.png"],
     ["profile", "vit_tiny_patch16_224", "--rounds", "0", "-o", "x.md"],
     ["train", "--resume", "run"],
-    ["train", "laptop", "--epochs", "2", "-o", "new"],
+    ["train", "laptop", "--data", "images", "--epochs", "2", "--batch-size", "4", "-o", "new"],
 ]
 
 
@@ -67,7 +67,9 @@ def serve(folder, kind):
     """Mounts a disk with a run on it, and runs commands there."""
     disk = Path(folder) / "commands" / "here"
     mounts.mount_tmpfs(disk, SPACE[kind])
-    config = little.CONFIG.replace(epochs=1, batch_size=600)
+    for split in ("train", "val"):
+        damages.save_pictures(disk / "images" / split, "png")
+    config = little.CONFIG.replace(data=str(disk / "images"), epochs=1, batch_size=4)
     little.write_run(disk / "run", open_task(config, NO_PROGRESS, None).config)
     if kind == "read-only":
         mounts.make_read_only(disk)

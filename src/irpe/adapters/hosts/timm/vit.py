@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.changes import Undo, put_absolute, set_attribute
 from irpe.adapters.equipped import encoding_of
-from irpe.adapters.following import FollowedGrid, follow_grid, followed_grid
+from irpe.adapters.following import FollowedGrid, ToldGrid, follow_grid, followed_grid
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.plan import Plan, Request, Site, check_grid
 
@@ -97,7 +97,7 @@ def _grid_source(vit: VisionTransformer, request: Request) -> GridSource:
     if getattr(vit.patch_embed, "strict_img_size", False):
         check_grid(request, size)
     if request.grid is not None:
-        return GridSource(request.grid)
+        return ToldGrid(request.grid, vit, "patch_embed", _measure)
     return followed_grid(vit) or FollowedGrid(size, vit, "patch_embed", _measure)
 
 
