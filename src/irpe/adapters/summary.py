@@ -29,6 +29,8 @@ class AttentionSummary:
             yet. There can be more than are learned: transformer-xl computes its rows, axial-deeplab
             has rows of zeros.
         num_parameters: The number of elements in all its tables.
+        keeps_output: Whether equipping left the output as it was: rotary encodings, alibi-2d and
+            cpvt do something from the start.
     """
 
     name: str
@@ -38,6 +40,7 @@ class AttentionSummary:
     num_buckets: int
     num_used_buckets: int | None
     num_parameters: int
+    keeps_output: bool
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,9 @@ class Summary:
             for row in rows
         ]
         total = f"{len(self.attentions)} attentions, {self.num_parameters:,} parameters in tables"
-        return "\n".join([*lines, total])
+        changing = sorted({a.spec for a in self.attentions if not a.keeps_output})
+        notes = [f"{spec} acts from the start: outputs differ from before" for spec in changing]
+        return "\n".join([*lines, total, *notes])
 
 
 def summary(model: nn.Module) -> Summary:
@@ -120,6 +125,7 @@ def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
         num_buckets=sum(rows),
         num_used_buckets=used,
         num_parameters=sum(table.numel() for table in encoding.parameters()),
+        keeps_output=encoding.spec.keeps_output,
     )
 
 
@@ -133,4 +139,5 @@ def _summarize_block(name: str, block: nn.Module) -> AttentionSummary:
         num_buckets=generator.weight[0].numel(),
         num_used_buckets=generator.weight[0].numel(),
         num_parameters=sum(p.numel() for p in generator.parameters()),
+        keeps_output=False,
     )

@@ -103,7 +103,7 @@ def bucket_maps(
     num_prefix_tokens: int = 0,
     device: torch.device | str = "cpu",
 ) -> tuple[BucketMap, ...]:
-    """Returns the bucket maps of an encoding on a grid, one for each table.
+    """Returns the bucket maps of an encoding on a grid, one for each table; a rotation has none.
 
     Every pair with a prefix token (class, distillation, register) in it uses the last row. Equal
     arguments get the same maps, so the layers of a model share them; do not write to them.
@@ -136,9 +136,11 @@ def _constant_maps(
     check_num_prefix_tokens(num_prefix_tokens)
     spec, grid = attention_encoding(spec), Grid.of(shape)
     _check_size(grid, num_prefix_tokens)
+    if spec.method is None:  # a rotation has no tables
+        return ()
     index = spec.index_on(grid)
     if index is not None:
-        _check_rows(spec, index, grid)
+        _check_rows(spec, spec.method, index, grid)
     return _cached_maps(spec.method, index, grid, num_prefix_tokens, torch.device(device))
 
 
@@ -160,9 +162,9 @@ def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
         )
 
 
-def _check_rows(spec: Encoding, index: Index, grid: Grid) -> None:
+def _check_rows(spec: Encoding, method: str, index: Index, grid: Grid) -> None:
     """Raises an error for a table that no machine can hold."""
-    rows = max(METHODS[spec.method].num_buckets(index.max_index, grid.ndim))
+    rows = max(METHODS[method].num_buckets(index.max_index, grid.ndim))
     if rows > _MOST_ROWS:
         raise ValueError(
             f"encoding '{spec}' has {Decimal(rows):.3g} table rows: they would take at least "

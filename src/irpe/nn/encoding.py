@@ -1,23 +1,28 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
-from collections.abc import Sequence
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple, TypedDict
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.encodings.encoding import (
     ROLES,
-    AttentionArguments,
     HeadSize,
+    RoleTables,
     check_table_size,
 )
 from irpe.core.grid import Grid, grid_shape
+from irpe.core.rotation import rotate
 from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
+
+Rotate = Callable[[Tensor], Tensor]  # of queries or keys: batch, heads, tokens, dim
 
 _LISTS = (*ROLES.values(), "bias_tables")
 
@@ -103,22 +108,31 @@ class RelativePositionEncoding(nn.Module):
         attn_mask: Mask | None = None,
         dropout_p: float = 0.0,
         scale: float | None = None,
+        rotate: Rotate | None = None,
         impl: str | None = None,
     ) -> Tokens:
         """Returns attention with the encoding.
 
-        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given.
+        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. Where an
+        attention rotates queries and keys for their product, `q` and `k` are those before it, which
+        the tables meet, and `rotate` is the rotation.
         """
-        maps, arguments = self._on(grid, q.device)
+        on_grid = self._on(grid, q, k, rotate)
+        if not on_grid.maps:  # a rotation alone
+            return F.scaled_dot_product_attention(
+                on_grid.q, on_grid.k, v, attn_mask, dropout_p, scale=scale
+            )
         return rpe_attention(
-            _shifted(q, arguments.query_shift),
-            k,
+            on_grid.q,
+            on_grid.k,
             v,
-            maps,
-            **arguments.tables,
+            on_grid.maps,
+            **on_grid.tables,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
             scale=scale,
+            table_q=on_grid.table_q,
+            table_k=on_grid.table_k,
             impl=self.impl if impl is None else impl,
         )
 
@@ -130,28 +144,47 @@ class RelativePositionEncoding(nn.Module):
         grid: Grid | Sequence[int],
         attn_mask: Mask | None = None,
         scale: float | None = None,
+        rotate: Rotate | None = None,
     ) -> Scores:
         """Returns the attention weights a_ij."""
-        maps, arguments = self._on(grid, q.device)
-        tables = _of_scores(arguments)
-        q = _shifted(q, arguments.query_shift)
-        return rpe_attention_weights(q, k, maps, **tables, attn_mask=attn_mask, scale=scale)
+        on_grid = self._on(grid, q, k, rotate)
+        return rpe_attention_weights(
+            on_grid.q,
+            on_grid.k,
+            on_grid.maps,
+            **_of_scores(on_grid.tables),
+            attn_mask=attn_mask,
+            scale=scale,
+            table_q=on_grid.table_q,
+            table_k=on_grid.table_k,
+        )
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Scores:
-        """Returns b_ij, what the encoding adds to the scores before they are scaled."""
-        maps, arguments = self._on(grid, q.device)
-        shift = arguments.query_shift
-        scores = rpe_scores(_shifted(q, shift), k, maps, **_of_scores(arguments))
-        if shift is None:
+        """Returns b_ij, what the encoding adds to the scores before they are scaled.
+
+        For a rotation that is the product of the turned queries and keys less that of the others.
+        """
+        on_grid = self._on(grid, q, k, None)
+        tables = _of_scores(on_grid.tables)
+        scores = rpe_scores(on_grid.table_q, on_grid.table_k, on_grid.maps, **tables)
+        if on_grid.q is q:
             return scores
-        return scores + (k @ shift.to(k.dtype)).unsqueeze(-2)  # u k_j, the same for every query
+        return scores + on_grid.q @ on_grid.k.mT - q @ k.mT
 
     def explain(
         self, q: Tokens, k: Tokens, v: Tokens, *, grid: Grid | Sequence[int]
     ) -> Explanation:
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
-        maps, arguments = self._on(grid, q.device)
-        return explain(q, k, v, maps, **arguments.tables)
+        on_grid = self._on(grid, q, k, None)
+        if not on_grid.maps:
+            raise ValueError(
+                f"{self.spec} has no tables, so there is no choice: turned queries and keys go to "
+                "torch.nn.functional.scaled_dot_product_attention"
+            )
+        return explain(
+            on_grid.q, on_grid.k, v, on_grid.maps, **on_grid.tables,
+            table_q=on_grid.table_q, table_k=on_grid.table_k,
+        )  # fmt: skip
 
     def maps(
         self, grid: Grid | Sequence[int], device: torch.device | str = "cpu"
@@ -166,16 +199,21 @@ class RelativePositionEncoding(nn.Module):
         return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
 
     def _on(
-        self, grid: Grid | Sequence[int], device: torch.device
-    ) -> tuple[tuple[BucketMap, ...], AttentionArguments]:
-        """Returns the maps and the arguments of attention on a grid."""
-        maps = self.maps(grid, device)
+        self, grid: Grid | Sequence[int], q: Tokens, k: Tokens, rotate_by_host: Rotate | None
+    ) -> "_OnGrid":
+        """Returns the maps, tables, and queries and keys as they enter the products, on a grid."""
+        maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters = {name: getattr(self, name) for name in self._others}
         for role in _LISTS:
             for number, table in enumerate(getattr(self, role)):
                 parameters[f"{role}.{number}"] = table
-        return maps, self.spec.arguments_on(grid, parameters, self.size)
+        tables, shift, rotation = self.spec.arguments_on(grid, parameters, self.size, q)
+        q = q if shift is None else q + shift.to(q.dtype)
+        turn = rotate_by_host if rotation is None else partial(rotate, rotation=rotation)
+        if turn is None:
+            return _OnGrid(maps, tables, q, k, q, k)
+        return _OnGrid(maps, tables, turn(q), turn(k), q, k)
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""
@@ -183,8 +221,15 @@ class RelativePositionEncoding(nn.Module):
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
 
 
-def _shifted(q: Tokens, shift: Tensor | None) -> Tokens:
-    return q if shift is None else q + shift.to(q.dtype)
+class _OnGrid(NamedTuple):
+    """What attention is called with on a grid: maps, tables, and what meets what."""
+
+    maps: tuple[BucketMap, ...]
+    tables: RoleTables
+    q: Tensor
+    k: Tensor
+    table_q: Tensor
+    table_k: Tensor
 
 
 class _ScoreTables(TypedDict):
@@ -193,9 +238,8 @@ class _ScoreTables(TypedDict):
     bias_tables: list[Tensor]
 
 
-def _of_scores(arguments: AttentionArguments) -> _ScoreTables:
+def _of_scores(tables: RoleTables) -> _ScoreTables:
     """Returns the tables that scores depend on."""
-    tables = arguments.tables
     return {
         "query_tables": tables.get("query_tables", []),
         "key_tables": tables.get("key_tables", []),
