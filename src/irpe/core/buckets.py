@@ -101,7 +101,7 @@ def bucket_maps(
     num_prefix_tokens: int = 0,
     device: torch.device | str = "cpu",
 ) -> tuple[BucketMap, ...]:
-    """Returns the bucket maps of an encoding on a grid, one for each table.
+    """Returns the bucket maps of an encoding on a grid, one for each table; a rotation has none.
 
     Every pair with a prefix token (class, distillation, register) in it uses the last row. Equal
     arguments get the same maps, so the layers of a model share them; do not write to them.
@@ -134,6 +134,8 @@ def _constant_maps(
     check_num_prefix_tokens(num_prefix_tokens)
     spec, grid = attention_encoding(spec), Grid.of(shape)
     _check_size(grid, num_prefix_tokens)
+    if spec.method is None:  # a rotation has no tables
+        return ()
     return _cached_maps(
         spec.method, spec.index_on(grid), grid, num_prefix_tokens, torch.device(device)
     )
