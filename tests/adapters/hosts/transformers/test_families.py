@@ -133,7 +133,7 @@ def by_hand(attention, hidden_states, attention_mask=None, position_embeddings=N
     grid, scale = grid_of(attention).grid, q.shape[-1] ** -0.5
     size = attention.rpe.size
     if hasattr(attention, "logit_scale"):
-        q, k, scale = normalize(q, dim=-1) * attention.logit_scale.exp(), normalize(k, dim=-1), 1
+        q, k, scale = normalize(q, dim=-1), normalize(k, dim=-1), attention.logit_scale.exp()
     encoding = irpe.RelativePositionEncoding(
         attention.rpe.spec, size.num_heads, size.head_dim, size.num_prefix_tokens
     )

@@ -1,5 +1,6 @@
 """transformers' Swin transformers, 1 and 2."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -19,14 +20,11 @@ from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.hosts.transformers.attention import make_site
 from irpe.adapters.plan import Plan, Request, check_window
 
-_MOST_LOGIT_SCALE = 4.605170185988092  # log 100: the temperature is at least 0.01
-
 
 class RPESwinv2SelfAttention(Swinv2SelfAttention):
     """Swin v2's cosine attention with an encoding, its own bias kept or dropped.
 
-    Queries and keys are normalized and the queries divided by the temperature before they meet the
-    tables, so the encoding is subject to the temperature as the cosine is.
+    The tables meet normalized queries and keys, and their scores have the learned temperature too.
     """
 
     def forward(
@@ -39,8 +37,8 @@ class RPESwinv2SelfAttention(Swinv2SelfAttention):
         parts = (project(hidden_states) for project in (self.query, self.key, self.value))
         size = (self.num_attention_heads, self.attention_head_size)
         q, k, v = (x.unflatten(-1, size).transpose(1, 2) for x in parts)
-        q = normalize(q, dim=-1) * self.logit_scale.clamp(max=_MOST_LOGIT_SCALE).exp()
-        k = normalize(k, dim=-1)
+        q, k = normalize(q, dim=-1), normalize(k, dim=-1)
+        temperature = self.logit_scale.clamp(max=math.log(1 / 0.01)).exp()
         mask = self._own_bias()
         if attention_mask is not None:
             # Twice, as the library adds it.
@@ -49,11 +47,12 @@ class RPESwinv2SelfAttention(Swinv2SelfAttention):
             mask = shift if mask is None else mask + shift
         encoding, grid = encoding_of(self), grid_of(self).current()
         dropout_p = self.dropout.p if self.training else 0.0
-        z = encoding(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p, scale=1.0)
+        arguments: dict[str, Any] = {"attn_mask": mask, "temperature": temperature}
+        z = encoding(q, k, v, grid=grid, dropout_p=dropout_p, **arguments)
         out = z.transpose(1, 2).flatten(2)
         if not output_attentions:
             return (out,)
-        return out, encoding.weights(q, k, grid=grid, attn_mask=mask, scale=1.0)
+        return out, encoding.weights(q, k, grid=grid, **arguments)
 
     def _own_bias(self) -> Tensor | None:
         """Returns the continuous bias: 1, heads, tokens, tokens; `None` if it was dropped."""
