@@ -56,16 +56,28 @@ def test_bucket_maps_show_who_shares_a_bucket(method, prefix):
 def test_bucket_maps_by_default_are_those_of_the_paper():
     figure = viz.plot_buckets()
     titles = [axes.get_title() for axes in figure.axes[:5]]
-    assert [title.split("\n")[1].split()[0] for title in titles] == ["20", "51", "28", "28", "50"]
+    numbers = [20, 51, 28, 28, 50]
+    assert [t.split("\n")[1] for t in titles] == [f"{n} buckets in use" for n in numbers]
     stars = [[(line.get_xdata()[0], line.get_ydata()[0]) for line in a.lines] for a in figure.axes]
     assert stars == [[(0, 2)]] * 5 + [[(7, 9)]] * 5  # two lines for the prefix token stand above
 
 
 def test_titles_tell_encodings_of_one_method_apart():
     specs = ["product-bias-k", "product-bias-k@clip2", "cross-bias-k@1:2:5"]
-    titles = [a.get_title() for a in viz.plot_buckets(specs, (3, 5), 0, [(0, 0)]).axes]
+    titles = [a.get_title() for a in viz.plot_buckets(specs, (5, 5), 0, [(0, 0)]).axes]
     names = ["product", "product @clip2", "cross @1:2:5, rows", "cross @1:2:5, columns"]
     assert [title.split("\n")[0] for title in titles] == names
+
+
+def test_flat_maps_stand_below_each_other_and_are_larger_than_their_stars():
+    figure = viz.plot_buckets(grid=(7, 28))
+    figure.canvas.draw()
+    boxes = [axes.get_window_extent() for axes in figure.axes]
+    assert [round(box.x0) for box in boxes[::2]] == [round(boxes[0].x0)] * 5
+    for axes, box in zip(figure.axes, boxes, strict=True):
+        star = axes.lines[0].get_markersize() * figure.dpi / 72
+        assert star < 1.5 * box.width / 28
+        assert box.height > axes.title.get_fontsize() * figure.dpi / 72
 
 
 def test_more_prefix_tokens_than_columns_take_more_lines():
