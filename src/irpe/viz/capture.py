@@ -60,6 +60,21 @@ class CapturedAttention:
         with torch.no_grad():
             return self.encoding.scores(self.q, self.k, grid=self.grid).mean(0)
 
+    def score_shares(self) -> HeadPairs:
+        """Returns b_ij as a share of the attention scores; 0 changes nothing, 1 is as much as all.
+
+        Softmax cancels what all keys of a query have in common, so b_ij and q_i . k_j are taken
+        less their means over the keys. The unit is the sum of the root mean squares of both.
+        """
+        with torch.no_grad():
+            extra = _centred(self.extra_weights())
+            plain = _root_mean_square(_centred(self.q @ self.k.transpose(-2, -1)))
+        return extra / ((plain + _root_mean_square(extra)) or 1.0)
+
+    def encoding_share(self) -> float:
+        """Returns how much of the attention scores is the encoding's, from 0 to 1."""
+        return _root_mean_square(self.score_shares())
+
     def attention(self) -> HeadPairs:
         """Returns the attention weights a_ij, averaged over the batch."""
         return self._attention(self.encoding)
@@ -82,6 +97,14 @@ class CapturedAttention:
                 f"{self.name} has the encoding {self.encoding.spec}, which acts on values alone: "
                 "it adds nothing to the attention's scores, so there is nothing to see"
             )
+
+
+def _centred(scores: Tensor) -> Tensor:
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAttention]:
