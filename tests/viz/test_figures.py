@@ -160,27 +160,14 @@ def test_attention_shows_without_with_and_the_change():
     torch.testing.assert_close(mean, call.attention().mean(0)[1 + 1 * 5 + 2, 1:].view(3, 5))
 
 
-@pytest.mark.parametrize("spec", ["cross-contextual-qv+unshared", "product-bias-k+unshared"])
-def test_tables_are_shown_row_by_row_heads_side_by_side(spec):
-    model = perturb(irpe.equip(make_vit(), spec))
-    shown = pictures(viz.plot_tables(model))
-    roles = ["query_tables", "value_tables", "bias_tables"]
-    number = 0
-    for role in roles:
-        for axis in range(len(getattr(model.blocks[0].attn.rpe, role))):
-            for block in model.blocks:
-                table = getattr(block.attn.rpe, role)[axis].detach()
-                heads = table if table.ndim == 3 else table[..., None]
-                torch.testing.assert_close(shown[number], torch.cat([heads[0], heads[1]], 1))
-                number += 1
-    assert number == len(shown)
-
-
 def test_costs_are_drawn_as_given():
     macs = {"direct": [1e9, 4e9], "per bucket": [5e8, 1e9]}
-    (axes,) = viz.plot_cost_curves([224, 448], macs).axes
+    (axes,) = viz.plot_cost_curves([224, 448], macs, [1e10, 2e10]).axes
     drawn = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
-    assert drawn == {"direct": [1.0, 4.0], "per bucket": [0.5, 1.0]}
+    assert drawn == {"direct": [10.0, 20.0], "per bucket": [5.0, 5.0]}
+    assert axes.get_yscale() == "log"
+    figure = viz.plot_cost_curves([224], {"bias": [0.0], "k": [1e9]}, [1e10])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["bias: nothing", "k"]
     bars = viz.plot_cost_bars({"none": 2.0, "k": 2.5}, {"none": 100, "k": 101}, "none").axes
     widths = [[bar.get_width() for bar in axes.patches] for axes in bars]
     assert widths == [[pytest.approx(25)], [pytest.approx(1)]]
@@ -202,7 +189,7 @@ def draw_nothing():
             irpe.equip(make_vit(), "cross-bias-k"), [7]
         ),
         "at least one block": lambda: viz.plot_tables(irpe.equip(make_vit(), "cross-bias-k"), []),
-        "2 values for 1 resolutions": lambda: viz.plot_cost_curves([224], {"k": [1, 2]}),
+        "2 values for 1 resolutions": lambda: viz.plot_cost_curves([224], {"k": [1, 2]}, [1]),
         "for the reference 'plain'": lambda: viz.plot_cost_bars({"k": 1}, {"k": 1}, "plain"),
         "at least one run": lambda: viz.plot_training({}),
     }

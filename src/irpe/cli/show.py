@@ -1,5 +1,7 @@
 """`irpe show`: the figures of the paper and the explorer page, written to files."""
 
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_BUCKETS = 2**53
+_CELL = re.compile(r"(.+)-\d+-[0-9a-f]{8}")  # the folder of an ablation's run: row, seed, key
 
 app = typer.Typer(
     help="Draw the figures of the paper, and the explorer page.",
@@ -109,18 +112,25 @@ def cost(
     write_figure(_cost_curves(model, encodings, parse_sizes(resolutions)), output)
 
 
-@app.command(epilog="Example: `irpe show training runs/*`")
+@app.command(epilog="Example: `irpe show training runs/ablation/cells/*`")
 def training(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Output = Path("training.png"),
 ) -> None:
-    """The curves of several training runs: score and losses by epoch."""
+    """The curves of several training runs: score and losses by epoch.
+
+    Runs of an ablation are named after their rows, and seeds of one row have one colour.
+    """
     from irpe.train.runs import read_metrics
     from irpe.viz import plot_training
 
-    names = [run.name for run in runs]
-    labels = names if len(set(names)) == len(names) else [str(run) for run in runs]
-    metrics = {label: read_metrics(run) for label, run in zip(labels, runs, strict=True)}
+    labels = [_label(run) for run in runs]
+    is_unique = len({(run.name, label) for run, label in zip(runs, labels, strict=True)}) == len(
+        runs
+    )
+    metrics: dict[str, list[Any]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        metrics.setdefault(label if is_unique else str(run), []).append(read_metrics(run))
     write_figure(plot_training(metrics), output)
 
 
@@ -128,16 +138,27 @@ app.command(epilog=show_robustness.EPILOG)(show_robustness.robustness)
 app.command(epilog=show_learned.EPILOGS["explorer"])(show_learned.explorer)
 
 
+def _label(run: Path) -> str:
+    """Returns the name of a run: that of its row if it is one of an ablation, without the seed."""
+    try:
+        return str(json.loads((run / "result.json").read_text())["row"])
+    except (OSError, ValueError, KeyError, TypeError):
+        unfinished = _CELL.fullmatch(run.resolve().name)
+        return unfinished[1] if unfinished else run.resolve().name
+
+
 def _cost_curves(model: str, encodings: list[str], sizes: list[int]) -> "Figure":
     from irpe.profile.resolutions import extra_macs_by_resolution
     from irpe.viz import plot_cost_curves
 
     curves: dict[str, list[int]] = {}
+    plain: list[int] = []
     for encoding in encodings:
         rows = extra_macs_by_resolution(model, encoding, sizes)
         curves[f"{encoding}, direct"] = [row.direct for row in rows]
         curves[f"{encoding}, efficient"] = [row.efficient for row in rows]
-    return plot_cost_curves(sizes, curves)
+        plain = [row.plain for row in rows]
+    return plot_cost_curves(sizes, curves, plain)
 
 
 def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":

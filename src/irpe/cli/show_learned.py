@@ -164,7 +164,7 @@ def _choose(
     calls: "list[CapturedAttention]", blocks: list[int] | None
 ) -> "list[CapturedAttention]":
     """Returns the chosen attentions, by default the first and the last but one."""
-    from irpe.viz.table_images import check_block
+    from irpe.viz.table_maps import check_block
 
     blocks = blocks or [0, max(0, len(calls) - 2)]
     indices = dict.fromkeys(check_block(index, len(calls)) for index in blocks)

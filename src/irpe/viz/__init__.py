@@ -16,7 +16,7 @@ from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
 from irpe.viz.robustness_curves import plot_robustness
-from irpe.viz.table_images import plot_tables
+from irpe.viz.table_maps import plot_tables
 from irpe.viz.training_curves import plot_training
 from irpe.viz.weight_maps import plot_weights
 

@@ -16,7 +16,7 @@ from irpe.core.index import Clip
 from irpe.core.methods import METHODS
 from irpe.viz.bucket_maps import check_image_grid
 from irpe.viz.capture import CapturedAttention
-from irpe.viz.table_images import table_images
+from irpe.viz.table_norms import table_norms
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -94,8 +94,8 @@ def _as_data(image: "Image") -> str:
 def _describe(call: CapturedAttention) -> dict[str, Any]:
     grid = check_image_grid(call.grid)
     tables = [
-        {"name": name, "columns": table.shape[1], "data": _as_halves(table)}
-        for name, table in table_images(call.encoding).items()
+        {"name": name, "columns": table.values.shape[-1], "data": _as_halves(table.values)}
+        for name, table in table_norms(call.encoding).items()
     ]
     return {
         "name": call.name,
