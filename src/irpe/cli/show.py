@@ -1,7 +1,5 @@
 """`irpe show`: the figures of the paper and the explorer page, written to files."""
 
-import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +7,7 @@ import typer
 
 from irpe.cli import show_learned, show_robustness
 from irpe.cli.profile import parse_sizes
-from irpe.cli.show_common import Output, parse_patch, write_figure
+from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
 from irpe.core.encodings import RPESpec, parse_encoding
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_BUCKETS = 2**53
-_CELL = re.compile(r"(.+)-\d+-[0-9a-f]{8}")  # the folder of an ablation's run: row, seed, key
 
 app = typer.Typer(
     help="Draw the figures of the paper, and the explorer page.",
@@ -124,7 +121,7 @@ def training(
     from irpe.train.runs import read_metrics
     from irpe.viz import plot_training
 
-    labels = [_label(run) for run in runs]
+    labels = [label_of(run) for run in runs]
     is_unique = len({(run.name, label) for run, label in zip(runs, labels, strict=True)}) == len(
         runs
     )
@@ -136,15 +133,6 @@ def training(
 
 app.command(epilog=show_robustness.EPILOG)(show_robustness.robustness)
 app.command(epilog=show_learned.EPILOGS["explorer"])(show_learned.explorer)
-
-
-def _label(run: Path) -> str:
-    """Returns the name of a run: that of its row if it is one of an ablation, without the seed."""
-    try:
-        return str(json.loads((run / "result.json").read_text())["row"])
-    except (OSError, ValueError, KeyError, TypeError):
-        unfinished = _CELL.fullmatch(run.resolve().name)
-        return unfinished[1] if unfinished else run.resolve().name
 
 
 def _cost_curves(model: str, encodings: list[str], sizes: list[int]) -> "Figure":

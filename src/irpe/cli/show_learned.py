@@ -7,7 +7,7 @@ import torch
 import typer
 
 from irpe.cli.load import load_model
-from irpe.cli.show_common import Output, parse_patch, write_figure
+from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
 from irpe.files import write_text
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def explorer(
         page = explorer_page()
     else:
         calls, seen = _capture(run, image)
-        page = explorer_page(_choose(calls, block) if block else calls, seen, run.resolve().name)
+        page = explorer_page(_choose(calls, block) if block else calls, seen, label_of(run))
     write_text(output, page)
     typer.echo(f"wrote {output}")
 

@@ -60,16 +60,19 @@ class CapturedAttention:
         with torch.no_grad():
             return self.encoding.scores(self.q, self.k, grid=self.grid).mean(0)
 
-    def score_shares(self) -> HeadPairs:
-        """Returns b_ij as a share of the attention scores; 0 changes nothing, 1 is as much as all.
+    def score_unit(self) -> float:
+        """Returns the size of the attention scores: what q_i . k_j and b_ij vary over the keys.
 
-        Softmax cancels what all keys of a query have in common, so b_ij and q_i . k_j are taken
-        less their means over the keys. The unit is the sum of the root mean squares of both.
+        Softmax cancels what all keys of a query have in common, so both are taken less their means
+        over the keys; the sum of their root mean squares is the unit, 1 if there is nothing.
         """
-        with torch.no_grad():
-            extra = _centred(self.extra_weights())
-            plain = _root_mean_square(_centred(self.q @ self.k.transpose(-2, -1)))
-        return extra / ((plain + _root_mean_square(extra)) or 1.0)
+        plain = _centred(self.q @ self.k.transpose(-2, -1))
+        unit = _root_mean_square(plain) + _root_mean_square(_centred(self.extra_weights()))
+        return unit or 1.0
+
+    def score_shares(self) -> HeadPairs:
+        """Returns b_ij, less its mean over the keys, as a share of the attention scores."""
+        return _centred(self.extra_weights()) / self.score_unit()
 
     def encoding_share(self) -> float:
         """Returns how much of the attention scores is the encoding's, from 0 to 1."""

@@ -31,6 +31,7 @@ LARGEST = 5_000_000  # bytes of a page
 _PARTS = {
     "style": "page.css",
     "buckets": "buckets.js",
+    "colours": "colours.js",
     "drawing": "drawing.js",
     "page": "page.js",
     "learned": "learned.js",
@@ -105,6 +106,7 @@ def _describe(call: CapturedAttention) -> dict[str, Any]:
         "heads": call.num_heads,
         "tables": tables,
         "terms": _terms(call),
+        **_scale(call),
     }
 
 
@@ -123,6 +125,13 @@ def _describe_spec(spec: Encoding) -> dict[str, Any]:
         "shared": spec.shared_heads,
         "index": numbers | vars(index),
     }
+
+
+def _scale(call: CapturedAttention) -> dict[str, float]:
+    """Returns the unit of the attention scores, and how much of them is the encoding's."""
+    if call.encoding.spec.targets == "v":  # which adds nothing to them
+        return {"unit": 1.0, "share": 0.0}
+    return {"unit": call.score_unit(), "share": call.encoding_share()}
 
 
 def _terms(call: CapturedAttention) -> list[dict[str, Any]]:
