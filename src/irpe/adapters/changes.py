@@ -73,8 +73,13 @@ def drop_parameter(module: nn.Module, name: str) -> Undo:
 
 def drop_module(module: nn.Module, name: str) -> Undo:
     """Removes a submodule from a module, which then has `None` in its place."""
+    return replace_module(module, name, None)
+
+
+def replace_module(module: nn.Module, name: str, other: nn.Module | None) -> Undo:
+    """Puts another submodule, or `None`, in the place of one."""
     learned = module._modules[name]
-    module._modules[name] = None
+    module._modules[name] = other
     return partial(module._modules.__setitem__, name, learned)
 
 
@@ -95,8 +100,8 @@ def put_absolute(module: nn.Module, name: str, grid: Sequence[int], absolute: st
     values = torch.zeros_like(before.detach())
     if absolute == "sinusoid":
         patches = sinusoid(grid, values.shape[-1])
-        tokens = values.view(values.shape[0], -1, values.shape[-1])
-        tokens[:, -len(patches) :] = patches.to(values)
+        tokens = values.view(-1, values.shape[-1])
+        tokens[-len(patches) :] = patches.to(values)
     return replace_by_buffer(module, name, values)
 
 

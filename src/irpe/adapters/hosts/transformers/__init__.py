@@ -15,14 +15,14 @@ from irpe.adapters.hosts.transformers.building import write_config
 from irpe.adapters.plan import Plan, Request
 
 try:
-    from irpe.adapters.hosts.transformers import detr, swin, vit
+    from irpe.adapters.hosts.transformers import detr, sam, swin, vit
 except ImportError as error:
     raise ImportError(
         f"transformers {transformers.__version__} has other attentions than irpe knows: "
         "pip install -U 'irpe[transformers]'"
     ) from error
 
-_FAMILIES = (vit, swin, detr)
+_FAMILIES = (vit, swin, detr, sam)
 
 
 def find_attentions(model: nn.Module, request: Request) -> Plan:
