@@ -228,23 +228,19 @@ def test_quantised_projections_are_refused():
     assert torch.equal(model(images()), expected)
 
 
-class Rotating:
-    """An encoding that would rotate queries and keys."""
-
-    rotates = True
-
-    def __str__(self):
-        return "rope"
-
-
 def test_a_host_that_rotates_takes_no_encoding_that_rotates():
     attention = nn.Identity()
     sites = [Site("blocks.0.attn", attention, nn.Identity, 2, 8, 0, GridSource((2, 3)))]
-    check_rotation(sites, Rotating())
+    rotary = irpe.parse_encoding("rope-axial")
+    check_rotation(sites, rotary)
     sites = [replace(site, rotates=True) for site in sites]
     check_rotation(sites, irpe.RPESpec())
-    with pytest.raises(ValueError, match=r"'rope' rotates .* so does blocks\.0\.attn"):
-        check_rotation(sites, Rotating())
+    with pytest.raises(ValueError, match=r"'rope-axial@100' rotates .* as blocks\.0\.attn does"):
+        check_rotation(sites, rotary)
+    with pytest.raises(ValueError, match=r"rope-axial.*decomposed.* rotates .* as blocks\.0"):
+        check_rotation(sites, irpe.parse_encoding("rope-axial+decomposed"))
+    with pytest.raises(ValueError, match=r"'transformer-xl' shifts .* blocks\.0\.attn rotates"):
+        check_rotation(sites, irpe.parse_encoding("transformer-xl"))
 
 
 def test_something_that_is_no_module_is_refused():

@@ -20,6 +20,7 @@ from irpe.adapters.plan import (
     choose_layers,
 )
 from irpe.adapters.refusals import refusal_of
+from irpe.adapters.unequip import remember_undo
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import CPVT, AnyEncoding, Encoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
@@ -64,7 +65,7 @@ def equip(
     indices = None if layers is None else _as_tuple(layers)
     encoding = parse_encoding(spec)
     call = Equipment(encoding, shape, num_prefix_tokens, indices, absolute, builtin_bias, impl)
-    apply_equipment(model, call)
+    remember_undo(model, apply_equipment(model, call))
     return model
 
 
@@ -82,7 +83,7 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
             f"impl {call.impl!r}: encoding '{call.spec}' leaves attention as it is, so there is "
             "nothing to choose; leave impl out"
         )
-    plan = _find_attentions(model, _request_of(call))
+    plan = find_attentions(model, _request_of(call))
     _check_builtin_bias(model, plan, call)
     changes = [*_changes_of_layers(plan.sites, call), *plan.changes]
     changes.append(partial(_record_equipment, model, call))
@@ -167,7 +168,8 @@ def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
         raise TypeError(f"layers {layers!r} is not a list of indices: write [{layers}]") from None
 
 
-def _find_attentions(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, request: Request) -> Plan:
+    """Returns what the first host that knows a model finds in it, or raises an error."""
     for host in hosts_of(model).values():
         plan = host.find_attentions(model, request)
         if plan.sites:

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from irpe.adapters.changes import Change, Undo
 from irpe.adapters.equipped import is_equipped
 from irpe.adapters.grids import GridSource
+from irpe.core.encodings import AnyEncoding, TransformerXL
+from irpe.core.encodings.joined import WithTables
 
 
 @dataclass(frozen=True)
@@ -136,14 +138,20 @@ def _check_weights(site: Site) -> None:
             )
 
 
-def check_rotation(sites: Sequence[Site], spec: object) -> None:
-    """Raises an error if both a host and an encoding would rotate queries and keys."""
+def check_rotation(sites: Sequence[Site], spec: AnyEncoding) -> None:
+    """Raises an error for an encoding that cannot stand beside a host's own rotary encoding."""
     rotating = [site.name for site in sites if site.rotates]
-    if rotating and getattr(spec, "rotates", False):
-        raise ValueError(
-            f"encoding '{spec}' rotates queries and keys, and so does {rotating[0]} already: "
-            "choose an encoding with tables, such as product-contextual-k"
-        )
+    if not rotating or isinstance(spec, WithTables):
+        return
+    does = (
+        f"shifts the queries of a product that {rotating[0]} rotates"
+        if isinstance(spec, TransformerXL)
+        else f"rotates queries and keys, as {rotating[0]} does already"
+    )
+    raise ValueError(
+        f"encoding '{spec}' {does}: the model keeps its own rotation; choose an encoding with "
+        "tables beside it, such as product-contextual-k"
+    )
 
 
 def check_grid(request: Request, own: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from irpe.adapters.equip import apply_equipment
 from irpe.adapters.equipped import Equipment, equipment_of
 from irpe.adapters.hosts import HOSTS, hosts_of
+from irpe.adapters.unequip import remember_undo, removed_by
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
 from irpe.files import (
@@ -100,6 +101,9 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     with ExitStack() as undo:
         undo.push(_equip_all(description, path / _DESCRIPTION, model))
         check_tensors(model, tensors, path)
+        calls = equipment_of(model)
+        if not removed_by(calls):
+            remember_undo(model, undo.pop_all(), len(calls))
         undo.pop_all()
     model.load_state_dict(tensors)
     return model.eval()

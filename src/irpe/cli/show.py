@@ -7,7 +7,7 @@ import typer
 
 from irpe.cli import show_learned, show_robustness
 from irpe.cli.profile import parse_sizes
-from irpe.cli.show_common import Output, parse_patch, write_figure
+from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
 from irpe.core.encodings import RPESpec, parse_encoding
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
@@ -109,18 +109,25 @@ def cost(
     write_figure(_cost_curves(model, encodings, parse_sizes(resolutions)), output)
 
 
-@app.command(epilog="Example: `irpe show training runs/*`")
+@app.command(epilog="Example: `irpe show training runs/ablation/cells/*`")
 def training(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Output = Path("training.png"),
 ) -> None:
-    """The curves of several training runs: score and losses by epoch."""
+    """The curves of several training runs: score and losses by epoch.
+
+    Runs of an ablation are named after their rows, and seeds of one row have one colour.
+    """
     from irpe.train.runs import read_metrics
     from irpe.viz import plot_training
 
-    names = [run.name for run in runs]
-    labels = names if len(set(names)) == len(names) else [str(run) for run in runs]
-    metrics = {label: read_metrics(run) for label, run in zip(labels, runs, strict=True)}
+    labels = [label_of(run) for run in runs]
+    is_unique = len({(run.name, label) for run, label in zip(runs, labels, strict=True)}) == len(
+        runs
+    )
+    metrics: dict[str, list[Any]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        metrics.setdefault(label if is_unique else str(run), []).append(read_metrics(run))
     write_figure(plot_training(metrics), output)
 
 
@@ -133,11 +140,13 @@ def _cost_curves(model: str, encodings: list[str], sizes: list[int]) -> "Figure"
     from irpe.viz import plot_cost_curves
 
     curves: dict[str, list[int]] = {}
+    plain: list[int] = []
     for encoding in encodings:
         rows = extra_macs_by_resolution(model, encoding, sizes)
         curves[f"{encoding}, direct"] = [row.direct for row in rows]
         curves[f"{encoding}, efficient"] = [row.efficient for row in rows]
-    return plot_cost_curves(sizes, curves)
+        plain = [row.plain for row in rows]
+    return plot_cost_curves(sizes, curves, plain)
 
 
 def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":

@@ -7,7 +7,7 @@ import torch
 import typer
 
 from irpe.cli.load import load_model
-from irpe.cli.show_common import Output, parse_patch, write_figure
+from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
 from irpe.files import write_text
 
 if TYPE_CHECKING:
@@ -42,15 +42,16 @@ def weights(
         list[int] | None, typer.Option(help="A head; repeat it. By default the mean of all.")
     ] = None,
 ) -> None:
-    """The extra weights b_ij of 5 x 5 reference patches (Fig. 5).
+    """The extra weights b_ij of 3 x 3 reference patches (Fig. 5), as shares of the scores.
 
     By default the first and the last but one of the equipped attentions are drawn, as in the paper:
     where a model reads its class token alone, the last one learns nothing for patches.
     """
     from irpe.viz import plot_weights
 
-    calls, _ = _capture(run, image)
-    write_figure(plot_weights(_choose(calls, block), head or None), output)
+    calls, seen = _capture(run, image)
+    chosen = _choose(calls, block)
+    write_figure(plot_weights(chosen, head or None, _whole_image(chosen, seen)), output)
 
 
 def attention(
@@ -69,14 +70,11 @@ def attention(
     By default the first and the last but one of the equipped attentions are drawn.
     """
     from irpe.viz import plot_attention
-    from irpe.viz.bucket_maps import check_image_grid
 
     calls, seen = _capture(run, image)
     chosen = _choose(calls, block)
-    rows, columns = check_image_grid(chosen[0].grid).shape
-    query = (rows // 2, columns // 2) if patch is None else parse_patch(patch)
-    is_whole = all(call.sees_whole_image for call in chosen)  # a window is not the picture
-    write_figure(plot_attention(chosen, query, seen if is_whole else None, head), output)
+    query = None if patch is None else parse_patch(patch)
+    write_figure(plot_attention(chosen, query, _whole_image(chosen, seen), head), output)
 
 
 def tables(run: Run, output: Output = Path("tables.png"), block: Blocks = None) -> None:
@@ -139,7 +137,7 @@ def explorer(
         page = explorer_page()
     else:
         calls, seen = _capture(run, image)
-        page = explorer_page(_choose(calls, block) if block else calls, seen, run.resolve().name)
+        page = explorer_page(_choose(calls, block) if block else calls, seen, label_of(run))
     write_text(output, page)
     typer.echo(f"wrote {output}")
 
@@ -157,11 +155,16 @@ def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention],
     return capture(model, torch.cat(inputs)), seen[0]
 
 
+def _whole_image(calls: "list[CapturedAttention]", seen: Any) -> Any:
+    """Returns the picture if it is what the attentions saw: a window is not the picture."""
+    return seen if all(call.sees_whole_image for call in calls) else None
+
+
 def _choose(
     calls: "list[CapturedAttention]", blocks: list[int] | None
 ) -> "list[CapturedAttention]":
     """Returns the chosen attentions, by default the first and the last but one."""
-    from irpe.viz.table_images import check_block
+    from irpe.viz.table_maps import check_block
 
     blocks = blocks or [0, max(0, len(calls) - 2)]
     indices = dict.fromkeys(check_block(index, len(calls)) for index in blocks)

@@ -4,19 +4,23 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from irpe.cli.fields import with_fields
+from irpe.cli.formats import format_facts
 from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.recipes import RECIPES
 from irpe.train.config import RunConfig
 from irpe.train.detection.config import DetectorConfig
 from irpe.train.task import CONFIGS
+
+if TYPE_CHECKING:
+    from irpe.train.engine import Trainer
 
 C = TypeVar("C")
 STOPPED = 143  # what a shell reports for a program that SIGTERM ended
@@ -75,9 +79,10 @@ def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
 
 
 def _run(config: RunConfig, directory: Path, is_new: bool) -> None:
+    from irpe.adapters.effect import warn_of_effect
     from irpe.cli.bars import ProgressBar
     from irpe.train.checkpoint import load_checkpoint
-    from irpe.train.engine import fit
+    from irpe.train.engine import Trainer, run_to_end
     from irpe.train.processes import make_accelerator
     from irpe.train.runs import CHECKPOINT
     from irpe.train.signals import StoppedError
@@ -96,15 +101,28 @@ def _run(config: RunConfig, directory: Path, is_new: bool) -> None:
             with accelerator.local_main_process_first():  # it may download or compute features
                 weights = load_checkpoint(checkpoint)["model"] if checkpoint.exists() else None
                 task = open_task(config, bar, weights)
-            for note in task.notes if is_shown else ():
-                typer.echo(note, err=True)
-            fit(task, directory, accelerator, bar)
+            trainer = Trainer(task, directory, accelerator, bar)
+            for line in _begin(trainer) if is_shown else ():
+                typer.echo(line, err=True)
+            fitted = run_to_end(trainer)
     except StoppedError as stop:
         if is_shown:
             typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
         sys.exit(STOPPED)
     if is_shown:
+        for line in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
+            typer.echo(line, err=True)
         typer.echo(f"trained model in {directory / 'model'}, table of epochs in metrics.csv")
+
+
+def _begin(trainer: "Trainer") -> list[str]:
+    """Returns what is trained, in lines, and what the user should know about the data."""
+    from irpe.train.overview import describe_run
+
+    count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
+    facts = describe_run(trainer.task, count, trainer.accelerator.device)
+    facts["output"] = str(trainer.directory)
+    return [*format_facts(facts), *trainer.task.notes]
 
 
 def _print_recipes() -> None:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from irpe import files
 from irpe.core.choices import check_choice
+from irpe.core.rates import TABLE_LR
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -60,6 +61,9 @@ class RunConfig:
         0,
     )
     lr: float = option("Highest learning rate.", 1e-3)
+    table_lr: float = option(
+        "Learning rate of the tables of the encoding, as a multiple of --lr.", TABLE_LR
+    )
     min_lr: float = option("Learning rate at the end of the cosine schedule.", 1e-5)
     low_lr_epochs: int = option(
         "Step schedule instead of cosine: a constant learning rate, divided by 10 for this many "
@@ -97,7 +101,7 @@ class RunConfig:
         check_choice("absolute", self.absolute, ABSOLUTE)
         check_choice("precision", self.precision, PRECISIONS)
         check_at_least(self, 1, "epochs", "batch_size", "aug_repeats", "eval_every", "save_every")
-        check_positive(self, "lr")
+        check_positive(self, "lr", "table_lr")
         check_at_least(
             self, 0, "device_batch_size", "min_lr", "low_lr_epochs", "warmup_lr", "warmup_epochs",
             "weight_decay", "clip_grad", "workers",
@@ -188,10 +192,11 @@ def check_fraction(config: RunConfig, *names: str) -> None:
             raise ValueError(f"{name} = {getattr(config, name)} must be between 0 and 1")
 
 
-def check_positive(config: RunConfig, name: str) -> None:
-    """Raises an error unless a field is greater than 0."""
-    if not getattr(config, name) > 0:
-        raise ValueError(f"{name} = {getattr(config, name)} must be greater than 0")
+def check_positive(config: RunConfig, *names: str) -> None:
+    """Raises an error unless these fields are greater than 0."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} = {getattr(config, name)} must be greater than 0")
 
 
 def check_below_1(config: RunConfig, name: str) -> None:

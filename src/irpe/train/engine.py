@@ -24,6 +24,7 @@ from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkp
 from irpe.train.locks import lock_run
 from irpe.train.logs import Logs
 from irpe.train.optim import build_optimizer, build_schedule
+from irpe.train.overview import effect_on_images
 from irpe.train.processes import in_any_process
 from irpe.train.restoring import check_groups, check_moments, check_position
 from irpe.train.runs import CHECKPOINT, remove_remains, save_model, write_config
@@ -47,6 +48,11 @@ class FitResult:
     history: list[dict[str, float]]
     score: TaskScore | None
 
+    @property
+    def effect(self) -> float | None:
+        """How much of the attention the encoding is at the end; `None` without an encoding."""
+        return self.history[-1].get("effect")
+
 
 def fit(
     task: Task, directory: Path, accelerator: Accelerator, progress: Progress = NO_PROGRESS
@@ -59,7 +65,11 @@ def fit(
         accelerator: The processes.
         progress: Is told how it goes.
     """
-    trainer = Trainer(task, directory, accelerator, progress)
+    return run_to_end(Trainer(task, directory, accelerator, progress))
+
+
+def run_to_end(trainer: "Trainer") -> FitResult:
+    """Trains to the end, or until the process is asked to stop; then the run saves itself."""
     with trainer, stop_requests() as stopped:
         trainer.run(stopped)
     return FitResult(trainer.final_model(), trainer.history, trainer.score)
@@ -172,8 +182,8 @@ class Trainer:
 
     @property
     def lr(self) -> float:
-        """The highest learning rate of all parameters."""
-        return max(group["lr"] for group in self.optimizer.param_groups)
+        """The learning rate of the model, but for what has a rate of its own."""
+        return self.optimizer.param_groups[0]["lr"]
 
     def _run_epoch(self, stopped: threading.Event, logs: Logs) -> None:
         started, first = time.perf_counter(), self.step
@@ -234,6 +244,8 @@ class Trainer:
         if epoch % self.config.eval_every == 0 or epoch == self.config.epochs:
             self.score = self.task.evaluate(self.final_model(), self.accelerator)
             evaluated = self.score.row()
+            effect = effect_on_images(self.task, self.final_model(), self.accelerator)
+            evaluated |= {} if effect is None else {"effect": effect}
         row = {
             "epoch": epoch,
             "lr": self.lr,

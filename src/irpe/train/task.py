@@ -49,8 +49,18 @@ class Task(Protocol):
         ...
 
     @property
+    def model_name(self) -> str:
+        """What to call the model."""
+        ...
+
+    @property
     def images(self) -> "SampledDataset":
         """The images to train on."""
+        ...
+
+    @property
+    def val_images(self) -> "SampledDataset":
+        """The images to evaluate on."""
         ...
 
     @property
@@ -70,8 +80,8 @@ class Task(Protocol):
         """Returns the module that `loss` calls: the model, or a view of it on the same weights."""
         ...
 
-    def optimizer_groups(self, model: nn.Module) -> Any:
-        """Returns what is optimized, as timm takes it: a model, or groups of parameters."""
+    def optimizer_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Returns the parameters in groups, each with a learning rate and a weight decay."""
         ...
 
     def normalizer(self, batches: list[Any], accelerator: "Accelerator") -> Any:
@@ -108,6 +118,10 @@ class Task(Protocol):
 
     def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> TaskScore:
         """Returns the score of a model on the validation images."""
+        ...
+
+    def model_inputs(self, batch: Any, device: torch.device) -> dict[str, Tensor]:
+        """Returns what a model is called with, by name, for a batch of validation images."""
         ...
 
 

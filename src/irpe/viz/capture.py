@@ -60,6 +60,24 @@ class CapturedAttention:
         with torch.no_grad():
             return self.encoding.scores(self.q, self.k, grid=self.grid).mean(0)
 
+    def score_unit(self) -> float:
+        """Returns the size of the attention scores: what q_i . k_j and b_ij vary over the keys.
+
+        Softmax cancels what all keys of a query have in common, so both are taken less their means
+        over the keys; the sum of their root mean squares is the unit, 1 if there is nothing.
+        """
+        plain = _centred(self.q @ self.k.transpose(-2, -1))
+        unit = _root_mean_square(plain) + _root_mean_square(_centred(self.extra_weights()))
+        return unit or 1.0
+
+    def score_shares(self) -> HeadPairs:
+        """Returns b_ij, less its mean over the keys, as a share of the attention scores."""
+        return _centred(self.extra_weights()) / self.score_unit()
+
+    def encoding_share(self) -> float:
+        """Returns how much of the attention scores is the encoding's, from 0 to 1."""
+        return _root_mean_square(self.score_shares())
+
     def attention(self) -> HeadPairs:
         """Returns the attention weights a_ij, averaged over the batch."""
         return self._attention(self.encoding)
@@ -82,6 +100,14 @@ class CapturedAttention:
                 f"{self.name} has the encoding {self.encoding.spec}, which acts on values alone: "
                 "it adds nothing to the attention's scores, so there is nothing to see"
             )
+
+
+def _centred(scores: Tensor) -> Tensor:
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAttention]:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.equipped import encoding_of
 from irpe.adapters.grids import grid_of
-from irpe.nn.encoding import Rotation
+from irpe.nn.scored import Rotate
 
 
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -35,7 +35,7 @@ def attend(
     v: Tensor,
     grid: Sequence[int],
     attn_mask: Tensor | None = None,
-    rotate: Rotation | None = None,
+    rotate: Rotate | None = None,
     temperature: Tensor | None = None,
 ) -> Tensor:
     """Returns the attended tokens of an equipped attention before its projection.

@@ -20,7 +20,7 @@ from irpe.adapters.changes import Change, Undo, set_attribute
 from irpe.adapters.equipped import encoding_of, is_equipped
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.plan import Site
-from irpe.nn.encoding import Rotation
+from irpe.nn.scored import Rotate
 
 NAME = "irpe"  # of our function in the registry of transformers
 # Those that pass an attention its mask as an additive or boolean tensor.
@@ -37,7 +37,7 @@ def attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    rotate: Rotation | None = None,
+    rotate: Rotate | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the attended tokens and, if asked for, the weights before dropout.

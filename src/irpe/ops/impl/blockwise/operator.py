@@ -100,3 +100,26 @@ for _name, _pass, _fake in (
 ):
     _library.impl(_name, _pass, "CompositeExplicitAutograd")
     torch.library.register_fake(f"irpe::{_name}", _fake, lib=_library)
+
+
+def _keep_call(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.fields = inputs[:-1]
+
+
+def _differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    """Returns the gradients of the operator itself, where an exported program calls it.
+
+    Everywhere else `differentiable_attention` stands around it and takes no part of this.
+    """
+    call, mask_needs_grad = CompactCall(*ctx.fields), ctx.needs_input_grad[5]
+    kept = list(ctx.saved_tensors)
+    found = OperatorPasses.backward(call, grads[0], kept, mask_needs_grad)
+    remaining = iter(found.tables)
+    tables = [[next(remaining) for _ in role] for role in call.tables.roles()]
+    return (*found[:6], *tables, [None] * len(call.ids), None, None, None, None, None)
+
+
+torch.library.register_autograd(
+    "irpe::blockwise", _differentiate, setup_context=_keep_call, lib=_library
+)
