@@ -1,4 +1,8 @@
-"""Small models of timm's families besides the stock ViT and Swin, with random weights."""
+"""Small models of timm's families besides the stock ViT and Swin, with random weights.
+
+RelPos stands for VisionTransformerRelPos, SAM for VisionTransformerSAM, Swin v2 for
+SwinTransformerV2.
+"""
 
 from functools import partial
 
@@ -34,6 +38,8 @@ ON_TOKENS = {
     "rope-vit, mixed": ("vit_small_patch16_rope_mixed_ape_224", 1, {}),
     "rope-vit, grouped": ("vit_small_patch16_rope_224", 1, {"num_kv_heads": 1, "qkv_fused": False}),
     "Sapiens 2": ("vit_5b_patch16_sapiens2", 9, {"num_kv_heads": 1}),
+    "Qwen3": ("qwen3_vit_88m_enc", 0, {"global_pool": "avg", "merge_size": 1}),
+    "DeepSeek": ("deepseek_vit_412m_enc", 0, {"global_pool": "avg"}),
     "BEiT": ("beit_base_patch16_224", 1, {}),
     "BEiT, shared": ("beit_base_patch16_224", 1, {"use_shared_rel_pos_bias": True}),
     "RelPos": ("vit_relpos_small_patch16_224", 0, {}),
@@ -91,6 +97,10 @@ ON_MAPS = {
     "Twins": ("twins_svt_small", (40, 72), {
         "img_size": (40, 72), "embed_dims": (16, 32), "num_heads": (2, 2), "mlp_ratios": (2, 2),
         "depths": (2, 2), "sr_ratios": (2, 1), "wss": (3, 3),
+    }),
+    "TinyViT": ("tiny_vit_5m_224", (64, 128), {
+        "depths": (1, 2, 1, 1), "embed_dims": (16, 32, 32, 32), "num_heads": (1, 2, 2, 2),
+        "window_sizes": (2, 2, 2, 2),
     }),
     "DaViT": ("davit_tiny", (40, 72), {
         "depths": (1, 1), "embed_dims": (32, 32), "num_heads": (2, 2), "window_size": 3,

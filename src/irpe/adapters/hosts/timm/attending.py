@@ -93,7 +93,7 @@ def map_grid(attention: nn.Module, shape: Sequence[int]) -> tuple[int, int]:
 
 def head_dim_of(attention: Any) -> int:
     """Returns the dimension of one head."""
-    for name in ("head_dim", "dim_head"):
+    for name in ("head_dim", "dim_head", "key_dim"):
         if hasattr(attention, name):
             return getattr(attention, name)
     return attention.proj.in_features // attention.num_heads

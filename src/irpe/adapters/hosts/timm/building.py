@@ -14,10 +14,10 @@ _ARGUMENTS = {
     "model_name", "num_classes", "in_chans", "img_size", "global_pool", "drop_path_rate", "depth",
     "embed_dim", "num_heads", "patch_size", "dynamic_img_size", "dynamic_img_pad", "mlp_ratio",
     "class_token", "init_values", "qkv_bias", "qkv_fused", "qk_norm", "num_kv_heads", "swiglu_mlp",
-    "num_reg_tokens", "depths", "embed_dims", "window_size", "neck_chans", "use_rel_pos",
-    "use_rope", "use_abs_pos", "global_attn_indexes", "use_abs_pos_emb", "use_rel_pos_bias",
-    "use_shared_rel_pos_bias", "use_rot_pos_emb", "use_post_norm", "scale_attn_inner",
-    "rel_pos_type", "shared_rel_pos", "layers",
+    "num_reg_tokens", "merge_size", "depths", "embed_dims", "window_size", "neck_chans",
+    "use_rel_pos", "use_rope", "use_abs_pos", "global_attn_indexes", "use_abs_pos_emb",
+    "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_rot_pos_emb", "use_post_norm",
+    "scale_attn_inner", "rel_pos_type", "shared_rel_pos", "layers",
     "strict_img_size", "pretrained_window_sizes", "mlp_ratios", "wss", "sr_ratios",
 }  # fmt: skip
 

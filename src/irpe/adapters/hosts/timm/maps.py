@@ -4,10 +4,10 @@ from functools import partial
 from typing import Any
 
 import torch.nn.functional as F  # noqa: N812
-from timm.models import davit, fastvit, gcvit, maxxvit, twins, visformer, volo
+from timm.models import davit, fastvit, gcvit, maxxvit, tiny_vit, twins, visformer, volo
 from torch import Tensor, nn
 
-from irpe.adapters.changes import drop_module, put_absolute
+from irpe.adapters.changes import drop_module, drop_parameter, put_absolute
 from irpe.adapters.grids import GridSource
 from irpe.adapters.hosts.timm.attending import (
     attend,
@@ -97,6 +97,18 @@ class RPEDaViTAttention(davit.WindowAttention):
         return self.proj(attend(self, q, k, v, self.window_size))
 
 
+class RPETinyViTAttention(tiny_vit.Attention):
+    """TinyViT's attention in windows with an encoding; `x` is windows tokens channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the attended windows."""
+        parts = self.qkv(self.norm(x)).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        q, k, v = parts.split([self.key_dim, self.key_dim, self.val_dim], dim=3)
+        has_bias = self._parameters["attention_biases"] is not None
+        mask = self.get_attention_biases(x.device) if has_bias else None
+        return self.proj(attend(self, q, k, v, self.resolution, mask))
+
+
 class RPEGlobalContextAttention(gcvit.WindowAttentionGlobal):
     """GCViT's attention in windows with an encoding, also with queries of the whole image."""
 
@@ -156,6 +168,7 @@ _EQUIPPED: dict[type[nn.Module], type[nn.Module]] = {
     twins.LocallyGroupedAttn: RPELocallyGroupedAttn,
     twins.GlobalSubSampleAttn: RPEGlobalAttn,
     davit.WindowAttention: RPEDaViTAttention,
+    tiny_vit.Attention: RPETinyViTAttention,
     gcvit.WindowAttentionGlobal: RPEGlobalContextAttention,
 }
 
@@ -171,9 +184,11 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
 
 
 def _site_of(name: str, module: Any, equipped: type[nn.Module], request: Request) -> Site:
-    has_bias = getattr(module, "rel_pos", None) is not None
-    is_volo = isinstance(module, volo.Attention)
+    is_tiny, is_volo = isinstance(module, tiny_vit.Attention), isinstance(module, volo.Attention)
+    has_bias = is_tiny or getattr(module, "rel_pos", None) is not None
     drop = [partial(drop_module, module, "rel_pos")]
+    if is_tiny:
+        drop = [partial(drop_parameter, module, "attention_biases")]
     return Site(
         name=name,
         attention=module,
@@ -190,5 +205,7 @@ def _site_of(name: str, module: Any, equipped: type[nn.Module], request: Request
 
 def _window_of(attention: Any) -> tuple[int, int] | None:
     """Returns the size of the windows of an attention; `None` where it is given a map."""
-    width: int | None = getattr(attention, "ws", None)  # Twins
-    return getattr(attention, "window_size", None) if width is None else (width, width)
+    if hasattr(attention, "ws"):  # Twins
+        return attention.ws, attention.ws
+    names = ("window_size", "resolution")
+    return next((getattr(attention, name) for name in names if hasattr(attention, name)), None)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import timm.models
 from timm.layers.attention import Attention, AttentionRope
 from timm.models import beit
 from timm.models.eva import Eva, EvaAttention
@@ -27,7 +28,13 @@ from irpe.adapters.hosts.timm.eva import RPEEvaAttention, RPERopeAttention
 from irpe.adapters.hosts.timm.vit import RPEViTAttention
 from irpe.adapters.plan import Plan, Request, Site, check_grid
 
-TOKEN_MODELS = (VisionTransformer, Eva, beit.Beit, VisionTransformerRelPos)
+# Not in older releases of timm; by module and name.
+_NEWER = [
+    kind
+    for module, name in (("qwen3_vit", "Qwen3VitEncoder"), ("deepseek_vit", "DeepseekVitEncoder"))
+    if (kind := getattr(getattr(timm.models, module, None), name, None)) is not None
+]
+TOKEN_MODELS = (VisionTransformer, Eva, beit.Beit, VisionTransformerRelPos, *_NEWER)
 _EQUIPPED: dict[type[nn.Module], type[nn.Module]] = {
     Attention: RPEViTAttention,
     EvaAttention: RPEEvaAttention,
@@ -76,7 +83,7 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
             equipped_class=_equipped_class(attention),
             num_heads=attention.num_heads,
             head_dim=head_dim_of(attention),
-            num_prefix_tokens=vit.num_prefix_tokens if count is None else count,
+            num_prefix_tokens=getattr(vit, "num_prefix_tokens", 0) if count is None else count,
             grid=source,
             changes=drop if request.builtin_bias == "drop" else [],
             block=block,
@@ -91,6 +98,11 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
         found.changes.append(partial(drop_module, vit, shared))
     has_absolute = request.requires_absolute or getattr(vit, "pos_embed", None) is not None
     if request.absolute != "keep" and has_absolute:
+        if isinstance(vit, tuple(_NEWER)):
+            raise ValueError(
+                f"absolute {request.absolute!r}: {type(vit).__qualname__} resamples its absolute "
+                "encoding from a grid of its own; use 'keep'"
+            )
         found.changes.append(partial(_replace_absolute, vit, request.absolute))
 
 
