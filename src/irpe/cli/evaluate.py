@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from irpe.cli.classifiers import as_classifier
 from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.load import load_model
 from irpe.core.choices import check_choice
@@ -121,6 +120,7 @@ def _load(
 ) -> tuple[Any, ClassifierConfig | DetectorConfig, Mapping[str, Any] | None]:
     """Returns a model, how images are prepared for it, and their mean and deviation if known."""
     import irpe
+    from irpe.cli.classifiers import as_classifier
     from irpe.train.runs import MODEL, read_config
 
     if path.name == MODEL and (path.parent / RUN_FILE).is_file():

@@ -8,12 +8,11 @@ import typer
 from irpe.cli import show_learned, show_robustness
 from irpe.cli.profile import parse_sizes
 from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
-from irpe.core.encodings import RPESpec, parse_encoding
-from irpe.core.grid import Grid
-from irpe.core.index import Clip, Piecewise, parse_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from irpe.core.grid import Grid
 
 _MOST_BUCKETS = 2**53
 
@@ -56,6 +55,7 @@ def index(
     ] = None,
 ) -> None:
     """From distance to bucket: piecewise and clip function (Fig. 2)."""
+    from irpe.core.index import Clip, Piecewise, parse_index
     from irpe.viz import plot_index
 
     function = parse_index(piecewise)
@@ -204,6 +204,8 @@ def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":
 
 def _check_num_buckets(text: str) -> None:
     """Raises an error for an encoding with more buckets than integers can count."""
+    from irpe.core.encodings import RPESpec, parse_encoding
+
     spec = parse_encoding(text)
     counts = spec.num_buckets(2, 1) if isinstance(spec, RPESpec) else ()
     if any(count > _MOST_BUCKETS for count in counts):
@@ -212,7 +214,9 @@ def _check_num_buckets(text: str) -> None:
         )
 
 
-def _parse_grid(text: str) -> Grid:
+def _parse_grid(text: str) -> "Grid":
+    from irpe.core.grid import Grid
+
     try:
         return Grid(tuple(int(size) for size in text.split("x")))
     except ValueError:

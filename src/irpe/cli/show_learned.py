@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
 from irpe.cli.load import load_model
@@ -158,6 +157,8 @@ def explorer(
 
 def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention], Any]":
     """Returns what the attentions of a run's model do with pictures, and the first picture."""
+    import torch
+
     from irpe.viz import capture, default_image, image_input, read_image
 
     pictures = [read_image(image) for image in images if image is not None] or [default_image()]
