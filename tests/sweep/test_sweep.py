@@ -16,15 +16,19 @@ def test_rows_of_some_models():
         ("eva.Eva", "equipped", ["vit_tiny_patch16_dinov3_qkvb"]),
         ("vision_transformer.VisionTransformer", "equipped", ["test_vit"]),
     ]
-    assert rows[0].sentence.startswith("timm.models.convit.GPSA mixes attention")
+    assert "cannot be equipped: timm.models.convit.GPSA mixes attention" in rows[0].sentence
     assert rows[1].sentence == "EvaAttention"
+
+
+SENTENCE = "E cannot be equipped: it has no grid. Supported are others. docs/adapters.md"
 
 
 def test_the_page_counts_models_and_classes():
     timm_rows = [("a.A", "b.B", 3, "equipped", "B"), ("a.C", "b.D", 2, "refused", "x | y")]
-    text = page.render(timm_rows, [("E", "e", "refused", "it has no grid")])
+    text = page.render(timm_rows, [("E", "e", "refused", SENTENCE)])
     assert "Models with attention: 3 equipped, 2 refused." in text
     assert "Classes that take images: 1 refused." in text
+    assert "| E | e | refused | it has no grid |" in text
     assert "| a.C | b.D | 2 | refused | x \\| y |" in text
 
 

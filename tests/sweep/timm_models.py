@@ -77,8 +77,7 @@ def judge(name: str) -> tuple[Row | None, int]:
     try:
         irpe.equip(model, SPEC)
     except ValueError as error:
-        text = str(error).partition("cannot be equipped: ")[2] or str(error)
-        row.sentence = text.partition(". Supported are")[0]
+        row.sentence = str(error)
     else:
         row.verdict = "equipped"
         row.sentence = what_is_equipped(model)
