@@ -7,7 +7,7 @@ import torch
 from irpe.core.choices import check_choice
 from irpe.core.constants import traced_as_constant
 from irpe.ops.call import AttentionCall
-from irpe.ops.impl import blockwise, folded, plain, reference, whole
+from irpe.ops.impl import blockwise, folded, plain, reference, triton, whole
 from irpe.ops.impl.blockwise.schedule import schedule_of
 from irpe.ops.shapes import Tokens
 
@@ -32,6 +32,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "whole": whole,
     "folded": folded,
     "blockwise": blockwise,
+    "triton": triton,
 }
 
 
@@ -41,6 +42,7 @@ _REMARKS = {
     "whole": "it makes all attention weights at once",
     "folded": "blockwise was as fast or faster, with less memory, at every size measured",
     "blockwise": "it works in blocks that suit the device",
+    "triton": "its kernels have not run on a GPU yet; ask for it by name",
 }
 
 
