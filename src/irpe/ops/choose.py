@@ -11,6 +11,10 @@ from irpe.ops.impl import blockwise, folded, plain, reference, triton, whole
 from irpe.ops.impl.blockwise.schedule import schedule_of
 from irpe.ops.shapes import Tokens
 
+# Whether a GPU has passed the cases of tests/ops/test_triton.py. `python -m benchmarks.gpu` runs
+# them and tells when to change it; until then "auto" does not take the kernels.
+TRITON_IS_PROVEN = False
+
 
 class Implementation(Protocol):
     """A way to compute attention: a module of `irpe.ops.impl`."""
@@ -73,6 +77,9 @@ def choose(call: AttentionCall) -> tuple[str, str]:
         return "plain", "an exporter gets operators that it knows"
     if _is_transformed():
         return "plain", "torch.func and forward-mode differentiation need plain operators"
+    fused = _why_triton(call)
+    if fused is not None:
+        return "triton", fused
     blocked = blockwise.supports(call)
     if whole.supports(call) is None:
         if blocked is not None:
@@ -82,6 +89,23 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     elif blocked is not None:
         return "plain", f"blockwise is out: {blocked}; whole is out: {whole.supports(call)}"
     return "blockwise", _REMARKS["blockwise"]
+
+
+def _why_triton(call: AttentionCall) -> str | None:
+    """Returns why the kernels are taken, or `None` if they are not.
+
+    In 16 bits they use tensor cores and hold a tile in registers at every head dimension: all
+    else moves several elements of each pair through memory. In float32 they multiply without
+    tensor cores (unless `torch.backends.cuda.matmul.allow_tf32` is set), so they are taken only
+    where weights of all pairs would not fit at once.
+    """
+    if not TRITON_IS_PROVEN or call.q.device.type != "cuda" or triton.supports(call) is not None:
+        return None
+    if call.q.dtype != torch.float32:
+        return "it is fused, with tensor cores, and keeps nothing of each pair"
+    if call.num_pairs > _most_pairs_at_once(call):
+        return "it keeps nothing of each pair, of which there are too many to be held at once"
+    return None
 
 
 def _most_pairs_at_once(call: AttentionCall) -> int:

@@ -1,4 +1,4 @@
-"""The two passes of an implementation as operators, which a compiler calls and does not look into."""
+"""The passes of an implementation as operators, which a compiler calls and does not look into."""
 
 from collections.abc import Callable
 from typing import Any

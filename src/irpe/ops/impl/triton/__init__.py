@@ -1,11 +1,12 @@
 """Fused kernels for CUDA and ROCm devices: nothing of size (heads, n, n) exists in memory.
 
 A program walks over tiles of queries x keys. What a pair needs from the tables is looked up by its
-bucket id and starts the accumulator of the product of q and k; the weights are computed again in
-the backward pass from the log-sum-exp. Sums per table row are made without atomic operations, so
-every result has the same bits in each run.
+bucket id and starts the accumulator of the product of q and k; the backward pass computes the
+weights again. Sums per table row are made without atomic operations, so every result has the same
+bits in each run.
 
-With TRITON_INTERPRET=1 in the environment, Triton's interpreter computes calls on the CPU: for tests.
+With TRITON_INTERPRET=1 in the environment, Triton's interpreter computes calls on the CPU, for
+tests.
 """
 
 import importlib.util
@@ -38,8 +39,8 @@ def supports(call: AttentionCall) -> str | None:
         return f"it takes head dimensions up to {_MOST_DIMENSIONS}, not {dim}"
     if max(queries, keys) > _MOST_TOKENS:
         return f"it takes up to {_MOST_TOKENS:,} tokens, not {max(queries, keys):,}"
-    if call.mask is not None and call.mask.requires_grad:
-        return "it gives no gradient to attn_mask"
+    if _lacks_mask_gradient(call):
+        return "it gives gradients to masks that have all queries and keys"
     used = [bucket_map.num_used_buckets for bucket_map in call.maps]
     if sum(used) > max(keys, _ROWS_IN_ANY_CASE):
         return f"{sum(used)} rows are in use for {keys} keys: it multiplies rows, not pairs"
@@ -51,6 +52,11 @@ def supports(call: AttentionCall) -> str | None:
 def attention(call: AttentionCall) -> Tokens:
     """Returns what the reference returns."""
     return differentiable_attention(call, TritonPasses, keeps=True)
+
+
+def _lacks_mask_gradient(call: AttentionCall) -> bool:
+    pairs = (call.q.shape[2], call.k.shape[2])
+    return call.mask is not None and call.mask.requires_grad and call.mask.shape[2:] != pairs
 
 
 @traced_as_constant

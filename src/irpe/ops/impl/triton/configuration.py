@@ -1,4 +1,8 @@
-"""The shape of a tile and the warps that compute it, by kernel, dtype and head dimension."""
+"""The shape of a tile and the warps that compute it, by kernel, dtype and head dimension.
+
+Chosen so that 16-bit kernels hold a tile in registers: `python -m benchmarks.triton` shows what a
+compiler makes of it. Nothing was timed yet.
+"""
 
 from typing import NamedTuple
 
@@ -24,11 +28,21 @@ class Tile(NamedTuple):
 ROWS_AT_ONCE = 16  # rows of a table in one product after the walk
 
 
-def tile_of(kernel: str, dtype: torch.dtype, block_dim: int) -> Tile:
-    """Returns the tile of a kernel: "forward", "value", "query" or "key"."""
-    if dtype == torch.float32 or block_dim > 64:
-        return Tile(32, 64) if kernel == "key" else Tile(64, 32)
-    return Tile(32, 64) if kernel == "key" else Tile(64, 32)
+def tile_of(kernel: str, dtype: torch.dtype, block_dim: int, num_terms: int) -> Tile:
+    """Returns the tile of a kernel.
+
+    Args:
+        kernel: "forward", "value", "query", "key" or "mask".
+        dtype: The dtype of q.
+        block_dim: The dimensions of a tile.
+        num_terms: What each score takes beside the product: values looked up, a mask, dropout.
+    """
+    if dtype == torch.float32:
+        return Tile(32, 32, warps=8)
+    warps = 8 if block_dim > 64 else 4
+    if kernel == "key":
+        return Tile(32 if num_terms <= 2 else 16, 64, warps)
+    return Tile(64, 32, 8 if kernel == "query" and num_terms > 4 else warps)
 
 
 def block_dim_of(dim: int) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.runtime import driver
 
 from irpe.ops.differentiable import CompactCall, Gradients
 from irpe.ops.impl.triton.buckets import pack_ids
@@ -50,68 +51,82 @@ class Launch:
         self.block_dim = block_dim_of(dim)
 
     def forward(self, keeps: bool) -> tuple[Tokens, list[Tensor]]:
-        """Returns the output; if asked to, the log-sum-exp and the sums of the weights."""
+        """Returns the output; if asked to, what the weights need again and their sums."""
         call, pairs, has_values = self.call, self._pairs(), self.value_table is not None
-        attended = self._empty(call.q, torch.float32 if has_values else self.out_dtype)
-        lse = call.q.new_empty(call.q.shape[:3], dtype=torch.float32)
+        out, rest = self._empty(call.q, self.out_dtype), None
+        if keeps and call.q.dtype != torch.float32:
+            rest = torch.empty_like(out)
+        attended = self._empty(call.q, torch.float32) if has_values else out
+        softmax = call.q.new_empty(2, *call.q.shape[:3], dtype=torch.float32)
         q, k, v = map(_tokens, (call.q, call.k, call.v))
-        self._run("forward", forward.forward_kernel, q, k, v, pairs, _tokens(attended), lse)
-        kept = [lse]
-        out = attended
-        if self.value_table is not None:
-            out, sums = self._empty(call.q, self.out_dtype), self._sums(self.value_table, call.q)
-            kept.append(sums)
+        self._run(
+            "forward", forward.forward_kernel, q, k, v, pairs, _tokens(attended),
+            None if has_values else _tokens(rest), tiles.Softmax(*softmax),
+        )  # fmt: skip
+        sums = self._sums(self.value_table, call.q)
+        if sums is not None:
             self._run(
-                "value", forward.value_kernel, q, k, pairs, lse, self._present("value"),
-                _sums(sums), _table(self.value_table), _tokens(attended), _tokens(out),
-                BLOCK_R=ROWS_AT_ONCE,
+                "value", forward.value_kernel, q, k, pairs, tiles.Softmax(*softmax),
+                self._present("value", sums), _sums(sums), _table(self.value_table),
+                _tokens(attended), _tokens(out), _tokens(rest), BLOCK_R=ROWS_AT_ONCE,
             )  # fmt: skip
-        return out.to(call.q.dtype), kept if keeps else []
+        out, rest = (None if x is None else x.to(call.q.dtype) for x in (out, rest))
+        return out, [x for x in (softmax, sums, rest) if x is not None] if keeps else []
 
-    def backward(self, grad: Tokens, kept: list[Tensor]) -> Gradients:
+    def backward(self, grad: Tokens, kept: list[Tensor], mask_needs_grad: bool) -> Gradients:
         """Returns the gradients, given that of the output and what was kept."""
-        call, pairs = self.call, self._pairs()
-        out, lse, *value_sums = kept
+        call, (out, saved, *others) = self.call, kept
+        rest = others.pop() if call.q.dtype != torch.float32 else None
         of_values = None
         if self.value_table is not None:
             of_values = _by_token(row_products(grad, self.value_table))
-        delta = torch.empty_like(lse)
-        shared = map(_tokens, (call.q, call.k, call.v))
-        q, k, v = shared
-        g = _tokens(grad)
+        q, k, v, g = map(_tokens, (call.q, call.k, call.v, grad))
+        softmax, delta = tiles.Softmax(*saved), torch.empty_like(saved[0])
+        inputs = (q, k, v, self._pairs(), g)
 
-        rows = self.bias_table if self.key_table is None else self.key_table
-        query_sums = None if rows is None else self._sums(rows, call.q)
-        dq, table_dq = self._gradient(call.q), self._gradient(call.table_q)
+        met = self.bias_table if self.key_table is None else self.key_table
+        query_sums, key_sums = self._sums(met, call.q), self._sums(self.query_table, call.k)
+        dq = self._empty(call.q, self.out_dtype)
+        table_dq = self._gradient_at(call.table_q, self.key_table)
         self._run(
-            "query", backward.query_kernel, q, k, v, pairs, g, _tokens(out), lse, delta, of_values,
-            None if query_sums is None else self._present("query"),
-            None if query_sums is None else _sums(query_sums),
-            None if self.key_table is None else _table(self.key_table),
-            _tokens(dq), None if table_dq is None else _tokens(table_dq), BLOCK_R=ROWS_AT_ONCE,
+            "query", backward.query_kernel, *inputs, _tokens(out), _tokens(rest), softmax, delta,
+            "query", backward.query_kernel, *inputs, _tokens(out), _tokens(rest), softmax,
+            _tokens(dq), _tokens(table_dq), BLOCK_R=ROWS_AT_ONCE,
         )  # fmt: skip
-        key_sums = None if self.query_table is None else self._sums(self.query_table, call.k)
-        dk, dv, table_dk = (self._gradient(x) for x in (call.k, call.v, call.table_k))
+        dk, dv = (self._empty(x, self.out_dtype) for x in (call.k, call.v))
+        table_dk = self._gradient_at(call.table_k, self.query_table)
         self._run(
-            "key", backward.key_kernel, q, k, v, pairs, g, lse, delta, of_values,
-            None if key_sums is None else self._present("key"),
-            None if key_sums is None else _sums(key_sums),
-            None if self.query_table is None else _table(self.query_table),
-            _tokens(dk), _tokens(dv), None if table_dk is None else _tokens(table_dk),
-            BLOCK_R=ROWS_AT_ONCE,
+            "key", backward.key_kernel, *inputs, softmax, delta, of_values,
+            self._present("key", key_sums), _sums(key_sums), _table(self.query_table),
+            _tokens(dk), _tokens(dv), _tokens(table_dk), BLOCK_R=ROWS_AT_ONCE,
         )  # fmt: skip
-        of_tables: list[Tensor] = []
+        dmask = None
+        if mask_needs_grad and call.mask is not None:
+            dmask = call.mask.new_zeros(call.mask.shape, dtype=self.out_dtype)
+            batch, heads = call.q.shape[:2]
+            shared_by = (batch // max(1, dmask.shape[0]), heads // max(1, dmask.shape[1]))
+            self._run(
+                "mask", backward.mask_kernel, *inputs, softmax, delta, of_values,
+                tiles.Mask(dmask, *dmask.stride()), *shared_by,
+            )  # fmt: skip
+        of_tables = self._table_gradients(grad, query_sums, key_sums, others)
+        found = Gradients(dq, dk, dv, table_dq, table_dk, dmask, of_tables)
+        return found.to(call.q.dtype)
+
+    def _table_gradients(
+        self, grad: Tokens, query_sums: Any, key_sums: Any, value_sums: list[Tensor]
+    ) -> list[Tensor]:
+        """Returns the gradients of all tables in order, from the sums of their pairs."""
+        call, found = self.call, []
         if key_sums is not None:
-            of_tables += split_gradient(key_sums, self.table_k, call.query_tables, call.scale)
+            found += split_gradient(key_sums, self.table_k, call.query_tables, call.scale)
         if query_sums is not None:
-            of_tables += split_gradient(query_sums, self.table_q, call.key_tables, call.scale)
+            found += split_gradient(query_sums, self.table_q, call.key_tables, call.scale)
         for sums in value_sums:
-            of_tables += split_gradient(sums, grad, call.value_tables, 1.0)
+            found += split_gradient(sums, grad, call.value_tables, 1.0)
         if query_sums is not None:
-            of_tables += split_bias_gradient(query_sums, call.bias_tables, call.scale)
-        of_tables = [x.to(call.q.dtype) for x in of_tables]
-        of_tokens = (x if x is None else x.to(call.q.dtype) for x in (dq, dk, dv, table_dq, table_dk))
-        return Gradients(*of_tokens, None, of_tables)
+            found += split_bias_gradient(query_sums, call.bias_tables, call.scale)
+        return [x.to(call.q.dtype) for x in found]
 
     def _pairs(self) -> tiles.Pairs:
         call = self.call
@@ -137,22 +152,18 @@ class Launch:
             call.k.shape[2],
         )  # fmt: skip
 
-    def _present(self, kernel: str) -> tiles.Present:
+    def _present(self, kernel: str, sums: Tensor | None) -> tiles.Present | None:
+        if sums is None:
+            return None
         tile = self._tile(kernel)
         rows, ends = self.packed.rows_of_tiles(tile.queries, tile.keys)
         return tiles.Present(rows, ends, rows.shape[2], rows.shape[1] if len(rows) > 1 else 0)
 
     def _run(self, name: str, kernel: Any, *arguments: Any, **constants: Any) -> None:
-        batch, heads, queries, dim = self.call.q.shape
-        tile = self._tile(name)
-        blocks = (
-            math.ceil(self.call.k.shape[2] / tile.keys)
-            if name == "key"
-            else math.ceil(queries / tile.queries)
-        )
-        if not batch * heads * blocks:
+        tile, mask, dim = self._tile(name), self.call.mask, self.call.q.shape[3]
+        programs = self._num_programs(name, tile)
+        if not programs:
             return
-        mask = self.call.mask
         constants |= {
             "DIM": dim, "BLOCK_D": self.block_dim, "BLOCK_M": tile.queries, "BLOCK_N": tile.keys,
             "NUM_MAPS": len(self.packed.rows), "BITS": self.packed.bits,
@@ -160,19 +171,43 @@ class Launch:
             "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
             "WIDE": self.is_interpreted, "num_warps": tile.warps, "num_stages": tile.stages,
         }  # fmt: skip
+        if not self.is_interpreted and driver.active.get_current_target().backend == "cuda":
+            constants["maxnreg"] = 255  # without it, ptxas may settle for 32 and spill all others
         with _on_device(self.call.q.device):
-            launch(kernel, (batch * heads * blocks,), arguments, constants)
+            launch(kernel, (programs,), arguments, constants)
+
+    def _num_programs(self, name: str, tile: Tile) -> int:
+        batch, heads, queries, _ = self.call.q.shape
+        rows = math.ceil(queries / tile.queries)
+        columns = math.ceil(self.call.k.shape[2] / tile.keys)
+        if name == "mask":
+            assert self.call.mask is not None
+            return math.prod(self.call.mask.shape[:2]) * rows * columns if batch else 0
+        return batch * heads * (columns if name == "key" else rows)
 
     def _tile(self, kernel: str) -> Tile:
-        return tile_of(kernel, self.call.q.dtype, self.block_dim)
+        return tile_of(kernel, self.call.q.dtype, self.block_dim, self._num_terms())
 
-    def _sums(self, table: VectorTable, tokens: Tokens) -> Tensor:
+    def _num_terms(self) -> int:
+        """Returns how much a tile holds in registers beside its scores, counted in tiles."""
+        call = self.call
+        looked_up = sum(map(bool, (call.query_tables, call.key_tables, call.value_tables)))
+        looked_up = max(looked_up, 1) * len(call.ids)
+        return looked_up + 2 * (call.seed is not None) + (call.mask is not None)
+
+    def _sums(self, table: Tensor | None, tokens: Tokens) -> Tensor | None:
+        if table is None:
+            return None
         batch, heads, count, _ = tokens.shape
         shape = (batch, heads, table.shape[1], count)
         return tokens.new_zeros(shape, dtype=torch.float32)
 
-    def _gradient(self, x: Tensor | None) -> Any:
-        return None if x is None else self._empty(x, self.out_dtype)
+    def _gradient_at(self, x: Tensor | None, table: Tensor | None) -> Tensor | None:
+        """Returns where the gradient of tokens goes that meet a table alone: zeros without it."""
+        if x is None:
+            return None
+        make = torch.zeros if table is None else torch.empty
+        return make(x.shape, dtype=self.out_dtype, device=x.device)
 
     def _empty(self, like: Tensor, dtype: torch.dtype) -> Tensor:
         return like.new_empty(like.shape, dtype=dtype)
@@ -185,12 +220,12 @@ def launch(
     kernel[grid](*arguments, **constants)
 
 
-def _tokens(x: Tensor) -> tiles.Tokens:
-    return tiles.Tokens(x, *x.stride())
+def _tokens(x: Tensor | None) -> tiles.Tokens | None:
+    return None if x is None else tiles.Tokens(x, *x.stride())
 
 
-def _sums(x: Tensor) -> tiles.Rows:
-    return tiles.Rows(x, *x.stride())
+def _sums(x: Tensor | None) -> tiles.Rows | None:
+    return None if x is None else tiles.Rows(x, *x.stride())
 
 
 def _by_token(z: Tensor) -> tiles.Rows:
@@ -199,7 +234,9 @@ def _by_token(z: Tensor) -> tiles.Rows:
     return tiles.Rows(z, batch, head, row, token)
 
 
-def _table(table: VectorTable) -> tiles.Table:
+def _table(table: VectorTable | None) -> tiles.Table | None:
+    if table is None:
+        return None
     return tiles.Table(table, _stride_of_heads(table), table.shape[1])
 
 
@@ -210,9 +247,9 @@ def _stride_of_heads(table: Tensor) -> int:
 def _mask(mask: Tensor | None) -> tiles.Mask | None:
     if mask is None:
         return None
-    strides = [0 if size == 1 else stride for size, stride in zip(mask.shape, mask.stride())]
+    sizes = zip(mask.shape, mask.stride(), strict=True)
+    batch, head, query, key = (0 if size == 1 else stride for size, stride in sizes)
     data = mask.view(torch.uint8) if mask.dtype == torch.bool else mask
-    batch, head, query, key = strides
     return tiles.Mask(data, batch, head, None if mask.shape[2] == 1 else query, key)
 
 

@@ -1,5 +1,6 @@
 """The two passes in kernels, as operators. Nothing here imports triton before it is called."""
 
+import torch
 from torch import Tensor
 
 from irpe.ops.differentiable import CompactCall, Gradients
@@ -13,7 +14,11 @@ class TritonPasses:
 
     @staticmethod
     def forward(call: CompactCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
-        """Returns the output; if asked to, what is kept: it, the log-sum-exp, sums of weights."""
+        """Returns the output and, if asked to, what is kept for the backward pass.
+
+        That is the output itself, the softmax of each query (its largest score and one over its
+        sum), the sums of the weights for value tables, and what rounding to 16 bits took away.
+        """
         out, kept = call_forward("triton", call, keeps)
         return out, [out, *kept] if keeps else []
 
@@ -36,7 +41,7 @@ def _backward(
 ) -> Gradients:
     from irpe.ops.impl.triton.launch import Launch
 
-    return Launch(call).backward(grad, kept)
+    return Launch(call).backward(grad, kept, mask_needs_grad)
 
 
 def _fake_forward(call: CompactCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
@@ -44,10 +49,12 @@ def _fake_forward(call: CompactCall, keeps: bool) -> tuple[Tokens, list[Tensor]]
     if not keeps:
         return out, []
     batch, heads, queries, _ = call.q.shape
-    kept = [call.q.new_empty(batch, heads, queries, dtype=dtype)]
+    kept = [call.q.new_empty(2, batch, heads, queries, dtype=dtype)]
     if call.value_tables:
         rows = sum(table.shape[1] for table in call.value_tables)
         kept.append(call.q.new_empty(batch, heads, rows, queries, dtype=dtype))
+    if call.q.dtype != dtype:
+        kept.append(torch.empty_like(out))
     return out, kept
 
 

@@ -1,8 +1,9 @@
 # pyright: basic
 """The backward pass: one kernel over queries, one over keys. Weights are computed again.
 
-With a_ij from the saved log-sum-exp, da_ij = g_i . (v_j + r^V_ij) and delta_i = g_i . z_i, the
-gradient of a scaled score is de_ij = a_ij (da_ij - delta_i).
+With a_ij from what the forward pass saved, da_ij = g_i . (v_j + r^V_ij) and delta_i = g_i . z_i,
+the gradient of a scaled score is de_ij = a_ij (da_ij - delta_i). For 16 bits z_i is taken before
+its rounding, which that difference would magnify.
 """
 
 import triton
@@ -12,19 +13,34 @@ from irpe.ops.impl.triton.kernels.tiles import (
     add_bucket_sums,
     add_rows,
     drop,
+    head_of,
     load_ids,
+    load_softmax,
     load_tokens,
     look_up,
-    masked,
     narrow,
-    position_scores,
+    scores,
     store_tokens,
 )
 
 
 @triton.jit
+def weight_gradients(
+    left, right, pairs, b, h, i, j, ids, of_values,
+    NUM_MAPS: tl.constexpr, BITS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Returns da_ij of a tile, the product of left and right and what the value tables add."""
+    if of_values is None:
+        da = tl.zeros([left.shape[0], right.shape[1]], dtype=tl.float32)
+    else:
+        da = look_up(of_values, b, h, i, pairs.queries, ids, NUM_MAPS, BITS)
+    da = tl.dot(left, right, da, input_precision=PRECISION)
+    return drop(da, pairs, b, h, i, j)
+
+
+@triton.jit
 def query_kernel(
-    q, k, v, pairs, g, out, lse, delta, of_values, present, sums, table, dq, table_dq,
+    q, k, v, pairs, g, out, rest, softmax, delta, of_values, present, sums, table, dq, table_dq,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr, NUM_MAPS: tl.constexpr, BITS: tl.constexpr,
     IS_ADDITIVE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
@@ -42,9 +58,12 @@ def query_kernel(
     q_tile = load_tokens(q, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
     g_tile = load_tokens(g, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
     out_tile = load_tokens(out, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
-    change = tl.sum(g_tile.to(tl.float32) * out_tile.to(tl.float32), 1)
+    out_tile = out_tile.to(tl.float32)
+    if rest is not None:
+        out_tile += load_tokens(rest, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
+    change = tl.sum(g_tile.to(tl.float32) * out_tile, 1)
     tl.store(delta + of_query, change, mask=is_query)
-    log_sum = tl.load(lse + of_query, mask=is_query, other=float("inf"))
+    largest, inverse = load_softmax(softmax, of_query, is_query)
     dq_tile = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     tiles = tl.cdiv(pairs.keys, BLOCK_N)
     for tile in range(0, tiles):
@@ -52,18 +71,15 @@ def query_kernel(
         k_tile = load_tokens(k, b, h, j[:, None], d[None, :], pairs.keys, DIM, WIDE)
         v_tile = load_tokens(v, b, h, j[None, :], d[:, None], pairs.keys, DIM, WIDE)
         ids = load_ids(pairs, b, i[:, None], j[None, :])
-        e = position_scores(
-            pairs, b, h, i[:, None], j[None, :], ids, [BLOCK_M, BLOCK_N], NUM_MAPS, BITS
-        )
-        e = tl.dot(q_tile, tl.trans(k_tile), e, input_precision=PRECISION)
-        e = masked(e, pairs, b, h, i[:, None], j[None, :], IS_ADDITIVE)
-        a = tl.exp(e - log_sum[:, None])
-        if of_values is None:
-            da = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-        else:
-            da = look_up(of_values, b, h, i[:, None], pairs.queries, ids, NUM_MAPS, BITS)
-        da = tl.dot(g_tile, v_tile, da, input_precision=PRECISION)
-        da = drop(da, pairs, b, h, i[:, None], j[None, :])
+        e = scores(
+            q_tile, tl.trans(k_tile), pairs, b, h, i[:, None], j[None, :], ids,
+            NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
+        )  # fmt: skip
+        a = tl.exp(e - largest[:, None]) * inverse[:, None]
+        da = weight_gradients(
+            g_tile, v_tile, pairs, b, h, i[:, None], j[None, :], ids, of_values,
+            NUM_MAPS, BITS, PRECISION,
+        )  # fmt: skip
         de = a * (da - change[:, None])
         dq_tile = tl.dot(narrow(de, q, WIDE), k_tile, dq_tile, input_precision=PRECISION)
         if sums is not None:
@@ -87,7 +103,7 @@ def query_kernel(
 
 @triton.jit
 def key_kernel(
-    q, k, v, pairs, g, lse, delta, of_values, present, sums, table, dk, dv, table_dk,
+    q, k, v, pairs, g, softmax, delta, of_values, present, sums, table, dk, dv, table_dk,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr, NUM_MAPS: tl.constexpr, BITS: tl.constexpr,
     IS_ADDITIVE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
@@ -110,22 +126,19 @@ def key_kernel(
         is_query, of_query = i < pairs.queries, head.to(tl.int64) * pairs.queries + i
         q_tile = load_tokens(q, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
         ids = load_ids(pairs, b, i[None, :], j[:, None])
-        e = position_scores(
-            pairs, b, h, i[None, :], j[:, None], ids, [BLOCK_N, BLOCK_M], NUM_MAPS, BITS
-        )
-        e = tl.dot(k_tile, tl.trans(q_tile), e, input_precision=PRECISION)
-        e = masked(e, pairs, b, h, i[None, :], j[:, None], IS_ADDITIVE)
-        log_sum = tl.load(lse + of_query, mask=is_query, other=float("inf"))
-        a = tl.exp(e - log_sum[None, :])
+        e = scores(
+            k_tile, tl.trans(q_tile), pairs, b, h, i[None, :], j[:, None], ids,
+            NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
+        )  # fmt: skip
+        largest, inverse = load_softmax(softmax, of_query, is_query)
+        a = tl.exp(e - largest[None, :]) * inverse[None, :]
         g_tile = load_tokens(g, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
         dropped = drop(a, pairs, b, h, i[None, :], j[:, None])
         dv_tile = tl.dot(narrow(dropped, q, WIDE), g_tile, dv_tile, input_precision=PRECISION)
-        if of_values is None:
-            da = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-        else:
-            da = look_up(of_values, b, h, i[None, :], pairs.queries, ids, NUM_MAPS, BITS)
-        da = tl.dot(v_tile, tl.trans(g_tile), da, input_precision=PRECISION)
-        da = drop(da, pairs, b, h, i[None, :], j[:, None])
+        da = weight_gradients(
+            v_tile, tl.trans(g_tile), pairs, b, h, i[None, :], j[:, None], ids, of_values,
+            NUM_MAPS, BITS, PRECISION,
+        )  # fmt: skip
         change = tl.load(delta + of_query, mask=is_query, other=0.0)
         de = a * (da - change[None, :])
         dk_tile = tl.dot(narrow(de, q, WIDE), q_tile, dk_tile, input_precision=PRECISION)
@@ -147,3 +160,47 @@ def key_kernel(
             store_tokens(table_dk, b, h, j[:, None], d[None, :], pairs.keys, met, DIM)
     store_tokens(dk, b, h, j[:, None], d[None, :], pairs.keys, dk_tile, DIM)
     store_tokens(dv, b, h, j[:, None], d[None, :], pairs.keys, dv_tile, DIM)
+
+
+@triton.jit
+def mask_kernel(
+    q, k, v, pairs, g, softmax, delta, of_values, dmask, images, heads,
+    DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_MAPS: tl.constexpr, BITS: tl.constexpr, IS_ADDITIVE: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Writes the gradient of an added mask: a program sums one tile over what shares it.
+
+    So many images and heads share the mask; it has queries and keys.
+    """
+    columns = tl.cdiv(pairs.keys, BLOCK_N)
+    tiles = tl.cdiv(pairs.queries, BLOCK_M) * columns
+    owner, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    i = (tile // columns) * BLOCK_M + tl.arange(0, BLOCK_M)
+    j = (tile % columns) * BLOCK_N + tl.arange(0, BLOCK_N)
+    d, is_query = tl.arange(0, BLOCK_D), i < pairs.queries
+    of_batch, of_heads = owner // (pairs.heads // heads), owner % (pairs.heads // heads)
+    total = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
+    for b in range(of_batch * images, (of_batch + 1) * images):
+        ids = load_ids(pairs, b, i[:, None], j[None, :])
+        for h in range(of_heads * heads, (of_heads + 1) * heads):
+            of_query = (b * pairs.heads + h).to(tl.int64) * pairs.queries + i
+            q_tile = load_tokens(q, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
+            k_tile = load_tokens(k, b, h, j[None, :], d[:, None], pairs.keys, DIM, WIDE)
+            e = scores(
+                q_tile, k_tile, pairs, b, h, i[:, None], j[None, :], ids,
+                NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
+            )  # fmt: skip
+            largest, inverse = load_softmax(softmax, of_query, is_query)
+            a = tl.exp(e - largest[:, None]) * inverse[:, None]
+            g_tile = load_tokens(g, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
+            v_tile = load_tokens(v, b, h, j[None, :], d[:, None], pairs.keys, DIM, WIDE)
+            da = weight_gradients(
+                g_tile, v_tile, pairs, b, h, i[:, None], j[None, :], ids, of_values,
+                NUM_MAPS, BITS, PRECISION,
+            )  # fmt: skip
+            change = tl.load(delta + of_query, mask=is_query, other=0.0)
+            total += a * (da - change[:, None])
+    pointers = head_of(dmask, of_batch, of_heads) + i[:, None] * dmask.query + j[None, :]
+    is_pair = is_query[:, None] & (j < pairs.keys)[None, :]
+    tl.store(pointers, total.to(dmask.pointer.dtype.element_ty), mask=is_pair)

@@ -12,26 +12,22 @@ from irpe.ops.impl.triton.kernels.tiles import (
     add_rows,
     drop,
     load_ids,
+    load_softmax,
     load_tokens,
-    masked,
     narrow,
-    position_scores,
-    store_tokens,
+    scores,
+    store_rounded,
 )
 
 
 @triton.jit
 def forward_kernel(
-    q, k, v, pairs, out, lse,
+    q, k, v, pairs, out, rest, softmax,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     NUM_MAPS: tl.constexpr, BITS: tl.constexpr, IS_ADDITIVE: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Writes sum_j a_ij v_j (Eq. 1 with the scores of Eq. 13) and the log-sum-exp of the scores.
-
-    A query with no key left gets zeros, and an infinite log-sum-exp: its weights are then zeros in
-    every other kernel.
-    """
+    """Writes sum_j a_ij v_j (Eq. 1 with the scores of Eq. 13) and what the weights need again."""
     blocks = tl.cdiv(pairs.queries, BLOCK_M)
     head, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     b, h = head // pairs.heads, head % pairs.heads
@@ -44,11 +40,10 @@ def forward_kernel(
         j = first + tl.arange(0, BLOCK_N)
         k_tile = load_tokens(k, b, h, j[None, :], d[:, None], pairs.keys, DIM, WIDE)
         ids = load_ids(pairs, b, i[:, None], j[None, :])
-        e = position_scores(
-            pairs, b, h, i[:, None], j[None, :], ids, [BLOCK_M, BLOCK_N], NUM_MAPS, BITS
-        )
-        e = tl.dot(q_tile, k_tile, e, input_precision=PRECISION)
-        e = masked(e, pairs, b, h, i[:, None], j[None, :], IS_ADDITIVE)
+        e = scores(
+            q_tile, k_tile, pairs, b, h, i[:, None], j[None, :], ids,
+            NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
+        )  # fmt: skip
         larger = tl.maximum(largest, tl.max(e, 1))
         reference = tl.where(larger == float("-inf"), 0.0, larger)
         a = tl.exp(e - reference[:, None])
@@ -60,43 +55,44 @@ def forward_kernel(
         z = tl.dot(narrow(a, q, WIDE), v_tile, z, input_precision=PRECISION)
         largest = larger
     has_no_key = total == 0.0
-    z = z / tl.where(has_no_key, 1.0, total)[:, None]
-    store_tokens(out, b, h, i[:, None], d[None, :], pairs.queries, z, DIM)
-    found = tl.where(has_no_key, float("inf"), largest + tl.log(total))
-    tl.store(lse + head.to(tl.int64) * pairs.queries + i, found, mask=i < pairs.queries)
+    inverse = tl.where(has_no_key, 0.0, 1.0 / tl.where(has_no_key, 1.0, total))
+    z = z * inverse[:, None]
+    store_rounded(out, rest, b, h, i[:, None], d[None, :], pairs.queries, z, q, DIM, WIDE)
+    of_query = head.to(tl.int64) * pairs.queries + i
+    largest = tl.where(has_no_key, float("inf"), largest)
+    tl.store(softmax.largest + of_query, largest, mask=i < pairs.queries)
+    tl.store(softmax.inverse + of_query, inverse, mask=i < pairs.queries)
 
 
 @triton.jit
 def value_kernel(
-    q, k, pairs, lse, present, sums, table, attended, out,
+    q, k, pairs, softmax, present, sums, table, attended, out, rest,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr, NUM_MAPS: tl.constexpr, BITS: tl.constexpr,
     IS_ADDITIVE: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Adds sum_j a_ij r^V_ij (Eq. 17) to what `forward_kernel` wrote.
 
-    The weights are computed again from the log-sum-exp and added up per row; the product with the
+    The weights are computed again and added up per row; the product with the
     table follows once for all keys.
     """
     blocks = tl.cdiv(pairs.queries, BLOCK_M)
     head, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     b, h = head // pairs.heads, head % pairs.heads
     i, d = block * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
-    is_query = i < pairs.queries
+    of_query = head.to(tl.int64) * pairs.queries + i
     q_tile = load_tokens(q, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
-    of_query = lse + head.to(tl.int64) * pairs.queries + i
-    log_sum = tl.load(of_query, mask=is_query, other=float("inf"))
+    largest, inverse = load_softmax(softmax, of_query, i < pairs.queries)
     tiles = tl.cdiv(pairs.keys, BLOCK_N)
     for tile in range(0, tiles):
         j = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         k_tile = load_tokens(k, b, h, j[None, :], d[:, None], pairs.keys, DIM, WIDE)
         ids = load_ids(pairs, b, i[:, None], j[None, :])
-        e = position_scores(
-            pairs, b, h, i[:, None], j[None, :], ids, [BLOCK_M, BLOCK_N], NUM_MAPS, BITS
-        )
-        e = tl.dot(q_tile, k_tile, e, input_precision=PRECISION)
-        e = masked(e, pairs, b, h, i[:, None], j[None, :], IS_ADDITIVE)
-        a = tl.exp(e - log_sum[:, None])
+        e = scores(
+            q_tile, k_tile, pairs, b, h, i[:, None], j[None, :], ids,
+            NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
+        )  # fmt: skip
+        a = tl.exp(e - largest[:, None]) * inverse[:, None]
         a = drop(a, pairs, b, h, i[:, None], j[None, :])
         add_bucket_sums(
             sums, b, h, i, pairs.queries, a, ids, present, block * tiles + tile, NUM_MAPS, BITS, 1
@@ -105,4 +101,4 @@ def value_kernel(
     z = add_rows(
         z, sums, table, b, h, i, pairs.queries, q, 1.0, DIM, BLOCK_D, BLOCK_R, PRECISION, WIDE
     )
-    store_tokens(out, b, h, i[:, None], d[None, :], pairs.queries, z, DIM)
+    store_rounded(out, rest, b, h, i[:, None], d[None, :], pairs.queries, z, q, DIM, WIDE)

@@ -72,6 +72,17 @@ class Dropout(NamedTuple):
     probability: Any
 
 
+class Softmax(NamedTuple):
+    """For each query the largest score, and one over the sum of exp(score - largest).
+
+    Their log-sum-exp would do, but not beside a mask of the lowest number, which absorbs the sum.
+    Where no key is left they are infinity and 0, so that all weights are 0.
+    """
+
+    largest: Any
+    inverse: Any
+
+
 class Pairs(NamedTuple):
     """What the score of a pair depends on, beside q and k."""
 
@@ -89,7 +100,7 @@ class Pairs(NamedTuple):
 @triton.jit
 def head_of(x, b, h):
     """Returns where the tokens of one head start."""
-    return x.pointer + b.to(tl.int64) * x.batch + h.to(tl.int64) * x.head
+    return x.pointer + tl.cast(b, tl.int64) * x.batch + tl.cast(h, tl.int64) * x.head
 
 
 @triton.jit
@@ -115,79 +126,105 @@ def narrow(tile, like, WIDE: tl.constexpr):
 
     The interpreter cannot multiply 16-bit tiles: there (WIDE) it stays float32 after rounding.
     """
-    if like.pointer.dtype.element_ty == tl.float32:
-        return tile
     if not WIDE:
-        return tile.to(like.pointer.dtype.element_ty)
-    if like.pointer.dtype.element_ty == tl.float16:
-        return tile.to(tl.float16).to(tl.float32)
-    bits = tile.to(tl.int32, bitcast=True)  # bfloat16, to nearest even
-    bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
-    return bits.to(tl.float32, bitcast=True)
+        tile = tile.to(like.pointer.dtype.element_ty)
+    elif like.pointer.dtype.element_ty == tl.float16:
+        tile = tile.to(tl.float16).to(tl.float32)
+    elif like.pointer.dtype.element_ty == tl.bfloat16:  # to nearest even
+        bits = tile.to(tl.int32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
+        tile = bits.to(tl.float32, bitcast=True)
+    return tile
+
+
+@triton.jit
+def store_rounded(out, rest, b, h, i, d, count, tile, like, DIM: tl.constexpr, WIDE: tl.constexpr):
+    """Stores a tile in the dtype of q, and what rounding takes away, for the backward pass."""
+    rounded = narrow(tile, like, WIDE)
+    store_tokens(out, b, h, i, d, count, rounded, DIM)
+    if rest is not None:
+        store_tokens(rest, b, h, i, d, count, tile - rounded.to(tl.float32), DIM)
 
 
 @triton.jit
 def load_ids(pairs, b, i, j):
     """Loads the packed ids of a tile; beyond the last query or key they repeat."""
     i, j = tl.minimum(i, pairs.queries - 1), tl.minimum(j, pairs.keys - 1)
-    start = pairs.ids.pointer + b.to(tl.int64) * pairs.ids.batch
-    return tl.load(start + i * pairs.keys + j).to(tl.int32)
+    start = pairs.ids.pointer + tl.cast(b, tl.int64) * pairs.ids.batch
+    return tl.load(start + (i * pairs.keys + j)).to(tl.int32)
 
 
 @triton.jit
 def rows_of(ids, MAP: tl.constexpr, NUM_MAPS: tl.constexpr, BITS: tl.constexpr):
     """Returns the table rows of one map from packed ids."""
-    if NUM_MAPS == 1:
-        return ids
-    return (ids >> (MAP * BITS)) & ((1 << BITS) - 1)
+    if NUM_MAPS > 1:
+        ids = (ids >> (MAP * BITS)) & ((1 << BITS) - 1)
+    return ids
 
 
 @triton.jit
 def look_up(z, b, h, token, count, ids, NUM_MAPS: tl.constexpr, BITS: tl.constexpr):
     """Returns z of each pair's token and row, summed over the maps: Eq. 28."""
-    start = head_of(z, b, h) + tl.minimum(token, count - 1) * z.token
-    found = tl.load(start + rows_of(ids, 0, NUM_MAPS, BITS) * z.row)
+    start, offset = head_of(z, b, h), tl.minimum(token, count - 1) * z.token
+    found = tl.load(start + (offset + rows_of(ids, 0, NUM_MAPS, BITS) * z.row))
     for m in tl.static_range(1, NUM_MAPS):
-        found += tl.load(start + rows_of(ids, m, NUM_MAPS, BITS) * z.row)
+        found += tl.load(start + (offset + rows_of(ids, m, NUM_MAPS, BITS) * z.row))
     return found
 
 
 @triton.jit
 def position_scores(pairs, b, h, i, j, ids, shape, NUM_MAPS: tl.constexpr, BITS: tl.constexpr):
     """Returns b_ij of a tile, Eq. 14-16: it starts the accumulator of the product of q and k."""
-    if pairs.by_query is None and pairs.by_key is None:
-        return tl.zeros(shape, dtype=tl.float32)
-    if pairs.by_key is None:
-        return look_up(pairs.by_query, b, h, i, pairs.queries, ids, NUM_MAPS, BITS)
-    found = look_up(pairs.by_key, b, h, j, pairs.keys, ids, NUM_MAPS, BITS)
     if pairs.by_query is not None:
-        found += look_up(pairs.by_query, b, h, i, pairs.queries, ids, NUM_MAPS, BITS)
+        found = look_up(pairs.by_query, b, h, i, pairs.queries, ids, NUM_MAPS, BITS)
+        if pairs.by_key is not None:
+            found += look_up(pairs.by_key, b, h, j, pairs.keys, ids, NUM_MAPS, BITS)
+    elif pairs.by_key is not None:
+        found = look_up(pairs.by_key, b, h, j, pairs.keys, ids, NUM_MAPS, BITS)
+    else:
+        found = tl.zeros(shape, dtype=tl.float32)
     return found
 
 
 @triton.jit
-def masked(e, pairs, b, h, i, j, IS_ADDITIVE: tl.constexpr):
-    """Returns scaled scores (Eq. 13) under the mask; keys beyond the last get -inf."""
-    e = e * pairs.scale
+def scores(
+    left, right, pairs, b, h, i, j, ids,
+    NUM_MAPS: tl.constexpr, BITS: tl.constexpr, IS_ADDITIVE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Returns the scaled scores e_ij of a tile under the mask (Eq. 13); -inf beyond the last key.
+
+    The tile is the product of left and right: of q and k transposed, or of k and q transposed.
+    """
+    shape: tl.constexpr = [left.shape[0], right.shape[1]]
+    e = position_scores(pairs, b, h, i, j, ids, shape, NUM_MAPS, BITS)
+    e = tl.dot(left, right, e, input_precision=PRECISION) * pairs.scale
     if pairs.mask is not None:
-        pointers = head_of(pairs.mask, b, h) + tl.minimum(j, pairs.keys - 1) * pairs.mask.key
+        offset = tl.minimum(j, pairs.keys - 1) * pairs.mask.key
         if pairs.mask.query is not None:
-            pointers += tl.minimum(i, pairs.queries - 1) * pairs.mask.query
+            offset += tl.minimum(i, pairs.queries - 1) * pairs.mask.query
+        found = tl.load(head_of(pairs.mask, b, h) + offset)
         if IS_ADDITIVE:
-            e += tl.load(pointers).to(tl.float32)
+            e += found.to(tl.float32)
         else:
-            e = tl.where(tl.load(pointers) != 0, e, float("-inf"))
+            e = tl.where(found != 0, e, float("-inf"))
     return tl.where(j < pairs.keys, e, float("-inf"))
+
+
+@triton.jit
+def load_softmax(softmax, of_query, is_query):
+    """Loads both of some queries; beyond the last, no key is left."""
+    largest = tl.load(softmax.largest + of_query, mask=is_query, other=float("inf"))
+    return largest, tl.load(softmax.inverse + of_query, mask=is_query, other=0.0)
 
 
 @triton.jit
 def drop(tile, pairs, b, h, i, j):
     """Returns a tile after dropout: a pair is dropped in each pass, or in none."""
-    if pairs.dropout is None:
-        return tile
-    seed = pairs.dropout.seed + b * pairs.heads + h
-    kept = tl.rand(seed, i * pairs.keys + j) >= pairs.dropout.probability
-    return tl.where(kept, tile / (1.0 - pairs.dropout.probability), 0.0)
+    if pairs.dropout is not None:
+        seed = pairs.dropout.seed + b * pairs.heads + h
+        kept = tl.rand(seed, i * pairs.keys + j) >= pairs.dropout.probability
+        tile = tl.where(kept, tile / (1.0 - pairs.dropout.probability), 0.0)
+    return tile
 
 
 @triton.jit
