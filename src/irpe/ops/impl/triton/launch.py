@@ -90,8 +90,8 @@ class Launch:
         table_dq = self._gradient_at(call.table_q, self.key_table)
         self._run(
             "query", backward.query_kernel, *inputs, _tokens(out), _tokens(rest), softmax, delta,
-            "query", backward.query_kernel, *inputs, _tokens(out), _tokens(rest), softmax,
-            _tokens(dq), _tokens(table_dq), BLOCK_R=ROWS_AT_ONCE,
+            of_values, self._present("query", query_sums), _sums(query_sums),
+            _table(self.key_table), _tokens(dq), _tokens(table_dq), BLOCK_R=ROWS_AT_ONCE,
         )  # fmt: skip
         dk, dv = (self._empty(x, self.out_dtype) for x in (call.k, call.v))
         table_dk = self._gradient_at(call.table_k, self.query_table)
