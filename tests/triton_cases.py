@@ -80,11 +80,9 @@ def check(factors, device="cpu"):
     exact = case.in_float64().output_and_gradients("reference")
     own, fused = pytorchs_own(case), fused_errors(case)
     floor = torch.finfo(case.dtype).eps * (4 if case.dtype == torch.float32 else 1 / 64)
-    found, again = (case.output_and_gradients("triton") for _ in range(2))
+    found = case.output_and_gradients("triton")
     assert all(x is None or x.dtype == case.dtype for x in found)
     assert_at_most_twice(found, own, exact, fused, floor)
-    for f, a in zip(found, again, strict=True):
-        assert f is a is None or torch.equal(f, a)
 
 
 def check_gradient(attend, expected, leaves):
@@ -132,6 +130,13 @@ def check_dropout():
     check_gradient(attend, expected, case.leaves())
 
 
+def check_repetition():
+    """Each run gives the same bits: no sum depends on which program came first."""
+    case = Case(RPESpec(targets="qkv", index=Clip(1)), (5, 7), 0, 1, 1, 16, torch.float32)
+    first, again = (case.output_and_gradients("triton") for _ in range(2))
+    assert all(torch.equal(f, a) for f, a in zip(first, again, strict=True))
+
+
 def check_rectangles():
     """Queries that are not the keys; maps that are those of each image; all roles at once."""
     for shape in ((21, 34), (2, 21, 34)):
@@ -174,7 +179,7 @@ def check_many_rows():
     maps, mask = [BucketMap(ids, 300)], torch.zeros(20, 20)
     mask[3] = torch.finfo(torch.float32).min
     mask[4] = -torch.inf
-    q, k, v = tokens(20, 20, 20)
+    q, k, v = (leaf(1, 1, 20, 16, seed=i) for i in range(3))
     table = [leaf(1, 300, 16)]
 
     def attend(impl):
@@ -190,26 +195,25 @@ def check_many_rows():
 
 def check_operators():
     """PyTorch's own check of the operators, with all that a call may hold."""
-    for dtype in (torch.float32, torch.float16):
-        case = Case(RPESpec("cross", targets="qkv", index=Clip(1)), (3, 4), 0, 1, dtype=dtype)
-        tables = {"bias_tables": [], **case.tables}
-        call = CompactCall(
-            *(x.detach() for x in (case.q, case.k, case.v, case.q, case.k)),
-            None,
-            **{name: [t.detach() for t in ts] for name, ts in tables.items()},
-            ids=[m.compact_ids for m in case.maps],
-            grid=[3, 4],
-            scale=0.5,
-            dropout_p=0.1,
-            seed=torch.tensor(5),
-        )
-        checks = ("test_schema", "test_faketensor")
-        operator = torch.ops.irpe.triton.default
-        torch.library.opcheck(operator, (*call.arguments(), True), test_utils=checks)
-        out, *kept = operator(*call.arguments(), True)
-        arguments = (torch.randn_like(out), [out, *kept], False, *call.arguments())
-        backward = torch.ops.irpe.triton_backward.default
-        torch.library.opcheck(backward, arguments, test_utils=checks)
+    case = Case(RPESpec("product", targets="qkv", index=Clip(1)), (2, 3), 0, 1, dtype=torch.float16)
+    tables = {"bias_tables": [], **case.tables}
+    call = CompactCall(
+        *(x.detach() for x in (case.q, case.k, case.v, case.q, case.k)),
+        None,
+        **{name: [t.detach() for t in ts] for name, ts in tables.items()},
+        ids=[m.compact_ids for m in case.maps],
+        grid=[2, 3],
+        scale=0.5,
+        dropout_p=0.1,
+        seed=torch.tensor(5),
+    )
+    checks = ("test_schema", "test_faketensor")
+    operator = torch.ops.irpe.triton.default
+    torch.library.opcheck(operator, (*call.arguments(), True), test_utils=checks)
+    out, *kept = operator(*call.arguments(), True)
+    arguments = (torch.randn_like(out), [out, *kept], False, *call.arguments())
+    backward = torch.ops.irpe.triton_backward.default
+    torch.library.opcheck(backward, arguments, test_utils=checks)
 
 
 def check_hosts():
@@ -240,6 +244,7 @@ def check_hosts():
 
 SPECIAL = {
     "dropout": check_dropout,
+    "repetition": check_repetition,
     "rectangles": check_rectangles,
     "joined tables": check_joined_tables,
     "many rows": check_many_rows,

@@ -130,19 +130,20 @@ q = torch.randn(1, 2, 15, 16)
 maps = irpe.bucket_maps("product-bias-k", (3, 5))
 table = [torch.zeros(1, maps[0].num_buckets)]
 print(irpe.explain(q, q, q, maps, bias_tables=table).others["triton"])
-print(sys.modules.get("triton"))
+print(any(name.startswith("irpe.ops.impl.triton.kernels") for name in sys.modules))
 """
 
 
 @pytest.mark.parametrize("way", ["with", "without"])
-def test_nothing_imports_triton_or_needs_it(way):
+def test_nothing_loads_the_kernels_or_needs_triton(way):
+    """PyTorch itself may load triton, so the kernels are looked for, which alone import it."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS, way], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    reason, module = done.stdout.splitlines()
-    assert module == "None"
+    reason, kernels = done.stdout.splitlines()
+    assert kernels == "False"
     if way == "without":
         assert reason == "triton is not installed: it comes with PyTorch for CUDA and ROCm"
 

@@ -30,13 +30,13 @@ def check(row):
     assert set(row["kernels"]) == kernels | ({"mask"} if row["mask"] == "learned" else set())
     for found in row["kernels"].values():
         assert found["registers"] > 0
-        assert found["shared bytes"] <= 64 * 1024  # what every one of these GPUs has
+        assert found["shared bytes"] <= (64 if row["gpu"] == "gfx942" else 99) * 1024  # it has
         if row["dtype"] != "float32" and row["dim"] <= 64:
             assert found["spills in loops"] == 0
 
 
 def test_few_kernels_compile(tmp_path):
-    rows = compile_variants(tmp_path / "triton.json", 0, 4, 7, 12)
+    rows = compile_variants(tmp_path / "triton.json", 0, 3, 7, 11)
     assert [row["gpu"] for row in rows] == ["sm_80", "sm_90", "gfx942", "sm_89"]
     for row in rows:
         check(row)

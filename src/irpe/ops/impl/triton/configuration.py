@@ -42,7 +42,8 @@ def tile_of(kernel: str, dtype: torch.dtype, block_dim: int, num_terms: int) -> 
     warps = 8 if block_dim > 64 else 4
     if kernel == "key":
         return Tile(32 if num_terms <= 2 else 16, 64, warps)
-    return Tile(64, 32, 8 if kernel == "query" and num_terms > 4 else warps)
+    is_full = kernel in ("query", "value") and num_terms > 4
+    return Tile(64, 32, 8 if is_full else warps)
 
 
 def block_dim_of(dim: int) -> int:
