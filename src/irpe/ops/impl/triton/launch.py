@@ -70,8 +70,11 @@ class Launch:
                 self._present("value", sums), _sums(sums), _table(self.value_table),
                 _tokens(attended), _tokens(out), _tokens(rest), BLOCK_R=ROWS_AT_ONCE,
             )  # fmt: skip
-        out, rest = (None if x is None else x.to(call.q.dtype) for x in (out, rest))
-        return out, [x for x in (softmax, sums, rest) if x is not None] if keeps else []
+        if not keeps:
+            return out.to(call.q.dtype), []
+        kept = [softmax, *([] if sums is None else [sums])]
+        kept += [] if rest is None else [rest.to(call.q.dtype)]
+        return out.to(call.q.dtype), kept
 
     def backward(self, grad: Tokens, kept: list[Tensor], mask_needs_grad: bool) -> Gradients:
         """Returns the gradients, given that of the output and what was kept."""
@@ -171,8 +174,10 @@ class Launch:
             "PRECISION": "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
             "WIDE": self.is_interpreted, "num_warps": tile.warps, "num_stages": tile.stages,
         }  # fmt: skip
-        if not self.is_interpreted and driver.active.get_current_target().backend == "cuda":
-            constants["maxnreg"] = 255  # without it, ptxas may settle for 32 and spill all others
+        if not self.is_interpreted:
+            target: Any = driver.active.get_current_target()
+            if target.backend == "cuda":  # without it, ptxas may settle for 32 and spill the rest
+                constants["maxnreg"] = 255
         with _on_device(self.call.q.device):
             launch(kernel, (programs,), arguments, constants)
 

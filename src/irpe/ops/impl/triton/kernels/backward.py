@@ -1,4 +1,3 @@
-# pyright: basic
 """The backward pass: one kernel over queries, one over keys. Weights are computed again.
 
 With a_ij from what the forward pass saved, da_ij = g_i . (v_j + r^V_ij) and delta_i = g_i . z_i,

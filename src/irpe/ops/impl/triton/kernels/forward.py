@@ -1,4 +1,3 @@
-# pyright: basic
 """The forward pass: attention with an online softmax, and the sums for value tables.
 
 A program computes BLOCK_M queries of one head; it walks over all keys in tiles of BLOCK_N.

@@ -1,4 +1,3 @@
-# pyright: basic
 """What the kernels share: a tile of queries x keys, its scores (Eq. 13-16) and its bucket sums.
 
 The index tensors i (queries) and j (keys) of a tile have shapes that broadcast to the tile: (m, 1)
