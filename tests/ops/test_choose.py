@@ -130,6 +130,19 @@ def test_gpus_take_the_kernels_once_they_are_proven(shape, dtype, now, proven, m
         assert choose.choose(dropped)[0] == ("blockwise" if proven == "whole" else proven)
 
 
+def test_rocm_takes_the_kernels_for_small_heads_or_for_memory(monkeypatch):
+    monkeypatch.setattr(triton, "_what_is_missing", lambda *_: None)
+    monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    for shape, name in (
+        ((64, 6, 197, 64), "triton"),
+        ((64, 6, 197, 80), "whole"),
+        ((2, 6, 4096, 80), "triton"),
+    ):
+        with FakeTensorMode() as mode:
+            assert choose.choose(fake_cuda_call(mode, shape, torch.float16))[0] == name
+
+
 def test_the_cpu_never_takes_the_kernels(monkeypatch):
     monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
     monkeypatch.setattr(triton, "_what_is_missing", lambda *_: None)

@@ -94,14 +94,16 @@ def choose(call: AttentionCall) -> tuple[str, str]:
 def _why_triton(call: AttentionCall) -> str | None:
     """Returns why the kernels are taken, or `None` if they are not.
 
-    In 16 bits they use tensor cores and hold a tile in registers at every head dimension: all
-    else moves several elements of each pair through memory. In float32 they multiply without
-    tensor cores (unless `torch.backends.cuda.matmul.allow_tf32` is set), so they are taken only
-    where weights of all pairs would not fit at once.
+    In 16 bits they use tensor cores and hold a tile in registers: all else moves several elements
+    of each pair through memory. In float32 they multiply without tensor cores (unless
+    `torch.backends.cuda.matmul.allow_tf32` is set), and on ROCm registers do not suffice for head
+    dimensions above 64 (benchmarks/results/triton.json); there they are taken only where the
+    weights of all pairs would not fit at once.
     """
     if not TRITON_IS_PROVEN or call.q.device.type != "cuda" or triton.supports(call) is not None:
         return None
-    if call.q.dtype != torch.float32:
+    is_slow = torch.version.hip is not None and call.q.shape[3] > 64
+    if call.q.dtype != torch.float32 and not is_slow:
         return "it is fused, with tensor cores, and keeps nothing of each pair"
     if call.num_pairs > _most_pairs_at_once(call):
         return "it keeps nothing of each pair, of which there are too many to be held at once"
