@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from irpe.adapters.parameter_groups import parameter_groups
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
+    from irpe.adapters.supported import supported
     from irpe.adapters.unequip import unequip
     from irpe.core.buckets import BucketMap, bucket_maps
     from irpe.core.encodings import parse_encoding
@@ -47,6 +48,7 @@ __all__ = [
     "rpe_scores",
     "save_equipped",
     "summary",
+    "supported",
     "unequip",
 ]
 
@@ -55,6 +57,7 @@ _SOURCES = {
     "irpe.adapters.parameter_groups": ("parameter_groups",),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
+    "irpe.adapters.supported": ("supported",),
     "irpe.adapters.unequip": ("unequip",),
     "irpe.core.buckets": ("BucketMap", "bucket_maps"),
     "irpe.core.encodings": ("parse_encoding",),

@@ -204,11 +204,12 @@ def test_attention_that_pools_is_not_offered(grid):
         **sizes, num_attention_heads=2, image_size=32, patch_size=8
     )
     model = transformers.SiglipVisionModel(config)
-    with pytest.raises(
-        ValueError, match=r"its attention is transformers\..*\.SiglipAttention"
-    ) as error:
-        irpe.equip(model, SPEC, grid=grid)
+    with pytest.raises(ValueError, match="it has no self-attention") as error:
+        irpe.equip(model.head, SPEC, grid=grid)
     assert "pass grid=" not in str(error.value)
+    irpe.equip(model, SPEC, grid=grid)
+    assert [each.name for each in irpe.summary(model).attentions] == ["encoder.layers.0.self_attn"]
+    assert type(model.head.attention) is nn.MultiheadAttention
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")

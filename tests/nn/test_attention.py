@@ -275,3 +275,22 @@ def test_tables_meet_queries_and_keys_before_a_rotation(spec):
         - (q + shift) @ k.mT) * 8**-0.5))  # fmt: skip
     torch.testing.assert_close(z, expected)
     assert (z - encoding(q, k, v, grid=GRID)).abs().max() > 0.1
+
+
+SCORED = ["product-contextual-qkv", "cross-bias-k", "product-bias-k+unshared", "transformer-xl"]
+
+
+@pytest.mark.parametrize("spec", SCORED)
+def test_a_temperature_is_a_factor_of_all_scores(spec):
+    encoding = make_attention(spec).rpe.double()
+    q, k, v = torch.randn(3, 2, 4, 16, 8, dtype=torch.float64)
+    temperature = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None, None]
+    e = (q @ k.mT + encoding.scores(q, k, grid=GRID)) * temperature
+    weights = encoding.weights(q, k, grid=GRID, temperature=temperature)
+    torch.testing.assert_close(weights, e.softmax(-1))
+    z = encoding(q, k, v, grid=GRID, temperature=temperature)
+    for head, factor in enumerate(temperature.flatten().tolist()):
+        alone = encoding(q, k, v, grid=GRID, scale=factor)
+        torch.testing.assert_close(z[:, head], alone[:, head])
+    with pytest.raises(ValueError, match=r"scale 0\.5: a temperature stands in its place"):
+        encoding(q, k, v, grid=GRID, temperature=temperature, scale=0.5)

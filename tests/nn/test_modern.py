@@ -134,7 +134,7 @@ def test_a_turned_query_in_the_tables_would_see_where_it_is():
     encoding, (q, k, v) = make("rope-axial+product-contextual-k", (3, 5), 0)
     right = encoding(q, k, v, grid=(3, 5))
     rotary = RelativePositionEncoding("rope-axial", HEADS, DIM)
-    turned = rotary._on((3, 5), q, k, None)
+    turned = rotary._on((3, 5), q, k)
     maps = bucket_maps("product-contextual-k", (3, 5))
     wrong = rpe_attention(turned.q, turned.k, v, maps, key_tables=[*encoding.key_tables])
     by_hand = rpe_attention(

@@ -50,7 +50,7 @@ def table_of(vectors: OffsetVectors, index: Index) -> Float[Tensor, "buckets dim
         index: The index of the encoding, which distinguishes all offsets of the host.
     """
     farthest = (len(vectors) - 1) // 2
-    offsets = torch.arange(-farthest, farthest + 1)
+    offsets = torch.arange(-farthest, farthest + 1, device="cpu")  # also on the meta device
     table = torch.empty(2 * index.max_index + 1, vectors.shape[1]).to(vectors)
     buckets = index(offsets) + index.max_index
     first, last = int(buckets[0]), int(buckets[-1])
@@ -64,7 +64,7 @@ def check_convertible(spec: AnyEncoding, grid: Sequence[int]) -> None:
     farthest = max(grid) - 1
     is_held = False
     if isinstance(spec, RPESpec) and (spec.method, spec.mode) == ("cross", "contextual"):
-        buckets = spec.index_function(torch.arange(farthest + 1))
+        buckets = spec.index_function(torch.arange(farthest + 1, device="cpu"))
         is_exact = len(buckets.unique()) == farthest + 1
         is_held = is_exact and "k" in spec.targets and not spec.tied
     if not is_held:

@@ -83,7 +83,7 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
             f"impl {call.impl!r}: encoding '{call.spec}' leaves attention as it is, so there is "
             "nothing to choose; leave impl out"
         )
-    plan = _find_attentions(model, _request_of(call))
+    plan = find_attentions(model, _request_of(call))
     _check_builtin_bias(model, plan, call)
     changes = [*_changes_of_layers(plan.sites, call), *plan.changes]
     changes.append(partial(_record_equipment, model, call))
@@ -122,6 +122,7 @@ def _request_of(call: Equipment) -> Request:
         absolute="none" if replaces_absolute else call.absolute,
         builtin_bias=call.builtin_bias,
         requires_absolute=not replaces_absolute,
+        layers=call.layers,
     )
 
 
@@ -167,7 +168,8 @@ def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
         raise TypeError(f"layers {layers!r} is not a list of indices: write [{layers}]") from None
 
 
-def _find_attentions(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, request: Request) -> Plan:
+    """Returns what the first host that knows a model finds in it, or raises an error."""
     for host in hosts_of(model).values():
         plan = host.find_attentions(model, request)
         if plan.sites:

@@ -24,6 +24,7 @@ class Request:
         builtin_bias: What to do with a relative encoding that the model has: keep, drop or convert.
         requires_absolute: Whether a model without an absolute encoding is refused where that is to
             be replaced. Not so for cpvt, which takes its place whether there is one or not.
+        layers: The indices of the attentions to equip; `None` means all.
     """
 
     grid: tuple[int, ...] | None
@@ -31,6 +32,7 @@ class Request:
     absolute: str
     builtin_bias: str
     requires_absolute: bool = True
+    layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -166,20 +168,20 @@ def check_grid(request: Request, own: Sequence[int]) -> None:
         )
 
 
-def check_window(request: Request, has_absolute: bool) -> None:
-    """Raises an error if a Swin transformer was asked for something that it cannot have.
+def check_window(request: Request, has_absolute: bool, kind: str = "a Swin transformer") -> None:
+    """Raises an error if a model with windows or maps was asked for something it cannot have.
 
     Args:
         request: What was asked for.
-        has_absolute: Whether this kind of Swin transformer may have an absolute encoding.
+        has_absolute: Whether this kind of model may have an absolute encoding.
+        kind: The kind of model, for the message.
     """
     if request.grid is not None or request.num_prefix_tokens:
         raise ValueError(
             f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
-            "a Swin transformer works on its windows; leave both to the model"
+            f"{kind} works on windows or maps, whose grid it knows; leave both to the model"
         )
     if request.absolute == "sinusoid" and not has_absolute:
         raise ValueError(
-            "absolute 'sinusoid': this Swin transformer has no absolute encoding to replace; use "
-            "'keep' or 'none'"
+            f"absolute 'sinusoid': {kind} has no absolute encoding to replace; use 'keep' or 'none'"
         )

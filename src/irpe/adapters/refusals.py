@@ -16,7 +16,7 @@ def refusal_of(model: nn.Module) -> str:
     for module in model.modules():
         names = [name_of(kind) for kind in type(module).__mro__]
         known |= {name: reasons[name] for name in names[:-1] if name in reasons}
-    kinds = {name_of(type(module)) for module in model.modules() if _is_attention(module)}
+    kinds = {name_of(type(module)) for module in model.modules() if is_attention(module)}
     if known:
         found = "; ".join(f"{name} {reason}" for name, reason in sorted(known.items()))
     elif kinds:
@@ -26,8 +26,8 @@ def refusal_of(model: nn.Module) -> str:
     libraries = [library for library in hosts_of(model) if library != "torch"] or list(HOSTS)
     supported = "; ".join(SUPPORTED[library] for library in libraries)
     return (
-        f"{type(model).__qualname__} cannot be equipped: {found}. Supported are {supported}. "
-        "docs/adapters.md shows how to equip an attention of your own."
+        f"{type(model).__qualname__} cannot be equipped: {found}. Supported are {supported} "
+        "(docs/hosts.md). docs/adapters.md shows how to equip an attention of your own."
     )
 
 
@@ -36,7 +36,7 @@ def name_of(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _is_attention(module: nn.Module) -> bool:
+def is_attention(module: nn.Module) -> bool:
     """Tells whether a module looks like a self-attention of another library's or the user's own."""
     name = type(module).__name__
     is_torch = type(module) is nn.MultiheadAttention  # one that no host offers is cross-attention

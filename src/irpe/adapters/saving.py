@@ -135,10 +135,13 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
         if arguments is None:
             continue
         description = {"library": library, "arguments": arguments}
-        with torch.device("meta"):
-            twin = _build(description, Path())
-        for call in equipment_of(model):
-            apply_equipment(twin, call)
+        try:
+            with torch.device("meta"):
+                twin = _build(description, Path())
+            for call in equipment_of(model):
+                apply_equipment(twin, call)
+        except ValueError:  # it was made with arguments that the library does not record
+            continue
         ignored = _STATE_ATTRIBUTES | getattr(host, "STATE_ATTRIBUTES", set[str]())
         is_same = _structure(twin, ignored) == _structure(model, ignored)
         if is_same and _layout(twin) == _layout(model):
@@ -152,7 +155,7 @@ def _structure(model: nn.Module, ignored: set[str]) -> dict[str, tuple[object, .
         name: (
             type(module),
             {
-                key: tuple(value) if isinstance(value, list) else value
+                key: _comparable(value)
                 for key, value in vars(module).items()
                 if key not in ignored and _is_comparable(value)
             },
@@ -165,6 +168,13 @@ def _is_comparable(value: object) -> bool:
     if isinstance(value, list):  # what was a tuple may have become a list in a description
         return all(isinstance(item, int | float) for item in value)
     return isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
+
+
+def _comparable(value: object) -> object:
+    """Returns what equal values have equal: lists as tuples, partial functions as their parts."""
+    if isinstance(value, partial):
+        return value.func, value.args, tuple(value.keywords.items())
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:

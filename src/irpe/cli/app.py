@@ -3,7 +3,7 @@
 import typer
 
 import irpe
-from irpe.cli import ablate, convert, evaluate, profile, show, train
+from irpe.cli import ablate, convert, encodings, evaluate, models, profile, show, train
 
 app = typer.Typer(
     name="irpe",
@@ -18,6 +18,8 @@ app = typer.Typer(
 app.command(epilog=ablate.EPILOG)(ablate.ablate)
 app.command(epilog=train.EPILOG)(train.train)
 app.command("eval", epilog=evaluate.EPILOG, no_args_is_help=True)(evaluate.evaluate)
+app.command()(encodings.encodings)
+app.command(epilog=models.EPILOG)(models.models)
 app.command()(profile.profile)
 app.add_typer(show.app, name="show")
 app.command("convert", epilog=convert.EXAMPLES, no_args_is_help=True)(convert.convert)

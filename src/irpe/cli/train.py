@@ -16,8 +16,8 @@ from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.recipes import RECIPES
 from irpe.train.config import RunConfig
+from irpe.train.configs import CONFIGS
 from irpe.train.detection.config import DetectorConfig
-from irpe.train.task import CONFIGS
 
 if TYPE_CHECKING:
     from irpe.train.engine import Trainer

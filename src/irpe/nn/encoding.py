@@ -1,28 +1,25 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple, TypedDict
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor, nn
+from torch import nn
 
 from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.encodings.encoding import (
     ROLES,
     HeadSize,
-    RoleTables,
     check_table_size,
 )
 from irpe.core.grid import Grid, grid_shape
 from irpe.core.rotation import rotate
+from irpe.nn.scored import Rotate, Scored, Temperature
 from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
-
-Rotate = Callable[[Tensor], Tensor]  # of queries or keys: batch, heads, tokens, dim
 
 _LISTS = (*ROLES.values(), "bias_tables")
 
@@ -109,30 +106,32 @@ class RelativePositionEncoding(nn.Module):
         dropout_p: float = 0.0,
         scale: float | None = None,
         rotate: Rotate | None = None,
+        temperature: Temperature | None = None,
         impl: str | None = None,
     ) -> Tokens:
         """Returns attention with the encoding.
 
         Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. Where an
         attention rotates queries and keys for their product, `q` and `k` are those before it, which
-        the tables meet, and `rotate` is the rotation.
+        the tables meet, and `rotate` is the rotation. A learned `temperature` stands in the place
+        of the scale: it is a factor of all scores, those of the encoding included.
         """
-        on_grid = self._on(grid, q, k, rotate)
-        if not on_grid.maps:  # a rotation alone
+        scored = self._on(grid, q, k, rotate, scale).with_temperature(temperature)
+        if not scored.maps:  # a rotation alone
             return F.scaled_dot_product_attention(
-                on_grid.q, on_grid.k, v, attn_mask, dropout_p, scale=scale
+                scored.q, scored.k, v, attn_mask, dropout_p, scale=scored.scale
             )
         return rpe_attention(
-            on_grid.q,
-            on_grid.k,
+            scored.q,
+            scored.k,
             v,
-            on_grid.maps,
-            **on_grid.tables,
+            scored.maps,
+            **scored.tables,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
-            scale=scale,
-            table_q=on_grid.table_q,
-            table_k=on_grid.table_k,
+            scale=scored.scale,
+            table_q=scored.table_q,
+            table_k=scored.table_k,
             impl=self.impl if impl is None else impl,
         )
 
@@ -145,18 +144,19 @@ class RelativePositionEncoding(nn.Module):
         attn_mask: Mask | None = None,
         scale: float | None = None,
         rotate: Rotate | None = None,
+        temperature: Temperature | None = None,
     ) -> Scores:
-        """Returns the attention weights a_ij."""
-        on_grid = self._on(grid, q, k, rotate)
+        """Returns the attention weights a_ij; arguments as in `forward`."""
+        scored = self._on(grid, q, k, rotate, scale).with_temperature(temperature)
         return rpe_attention_weights(
-            on_grid.q,
-            on_grid.k,
-            on_grid.maps,
-            **_of_scores(on_grid.tables),
+            scored.q,
+            scored.k,
+            scored.maps,
+            **scored.score_tables(),
             attn_mask=attn_mask,
-            scale=scale,
-            table_q=on_grid.table_q,
-            table_k=on_grid.table_k,
+            scale=scored.scale,
+            table_q=scored.table_q,
+            table_k=scored.table_k,
         )
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Scores:
@@ -164,26 +164,26 @@ class RelativePositionEncoding(nn.Module):
 
         For a rotation that is the product of the turned queries and keys less that of the others.
         """
-        on_grid = self._on(grid, q, k, None)
-        tables = _of_scores(on_grid.tables)
-        scores = rpe_scores(on_grid.table_q, on_grid.table_k, on_grid.maps, **tables)
-        if on_grid.q is q:
+        scored = self._on(grid, q, k)
+        tables = scored.score_tables()
+        scores = rpe_scores(scored.table_q, scored.table_k, scored.maps, **tables)
+        if scored.q is q:
             return scores
-        return scores + on_grid.q @ on_grid.k.mT - q @ k.mT
+        return scores + scored.q @ scored.k.mT - q @ k.mT
 
     def explain(
         self, q: Tokens, k: Tokens, v: Tokens, *, grid: Grid | Sequence[int]
     ) -> Explanation:
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
-        on_grid = self._on(grid, q, k, None)
-        if not on_grid.maps:
+        scored = self._on(grid, q, k)
+        if not scored.maps:
             raise ValueError(
                 f"{self.spec} has no tables, so there is no choice: turned queries and keys go to "
                 "torch.nn.functional.scaled_dot_product_attention"
             )
         return explain(
-            on_grid.q, on_grid.k, v, on_grid.maps, **on_grid.tables,
-            table_q=on_grid.table_q, table_k=on_grid.table_k,
+            scored.q, scored.k, v, scored.maps, **scored.tables,
+            table_q=scored.table_q, table_k=scored.table_k,
         )  # fmt: skip
 
     def maps(
@@ -199,8 +199,13 @@ class RelativePositionEncoding(nn.Module):
         return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
 
     def _on(
-        self, grid: Grid | Sequence[int], q: Tokens, k: Tokens, rotate_by_host: Rotate | None
-    ) -> "_OnGrid":
+        self,
+        grid: Grid | Sequence[int],
+        q: Tokens,
+        k: Tokens,
+        rotate_by_host: Rotate | None = None,
+        scale: float | None = None,
+    ) -> Scored:
         """Returns the maps, tables, and queries and keys as they enter the products, on a grid."""
         maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
@@ -212,36 +217,10 @@ class RelativePositionEncoding(nn.Module):
         q = q if shift is None else q + shift.to(q.dtype)
         turn = rotate_by_host if rotation is None else partial(rotate, rotation=rotation)
         if turn is None:
-            return _OnGrid(maps, tables, q, k, q, k)
-        return _OnGrid(maps, tables, turn(q), turn(k), q, k)
+            return Scored(maps, tables, q, k, q, k, scale)
+        return Scored(maps, tables, turn(q), turn(k), q, k, scale)
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""
         impl = "" if self.impl == "auto" else f", impl={self.impl!r}"
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
-
-
-class _OnGrid(NamedTuple):
-    """What attention is called with on a grid: maps, tables, and what meets what."""
-
-    maps: tuple[BucketMap, ...]
-    tables: RoleTables
-    q: Tensor
-    k: Tensor
-    table_q: Tensor
-    table_k: Tensor
-
-
-class _ScoreTables(TypedDict):
-    query_tables: list[Tensor]
-    key_tables: list[Tensor]
-    bias_tables: list[Tensor]
-
-
-def _of_scores(tables: RoleTables) -> _ScoreTables:
-    """Returns the tables that scores depend on."""
-    return {
-        "query_tables": tables.get("query_tables", []),
-        "key_tables": tables.get("key_tables", []),
-        "bias_tables": tables.get("bias_tables", []),
-    }

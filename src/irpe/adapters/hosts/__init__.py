@@ -21,10 +21,14 @@ HOSTS = {
     "torch": "irpe.adapters.hosts.torch_nn",
 }
 SUPPORTED = {
-    "timm": "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...) and "
-    "SwinTransformer",
-    "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, Swin and DETR",
-    "torchvision": "torchvision's VisionTransformer and SwinTransformer",
+    "timm": "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...), Eva "
+    "(DINOv3, EVA-02, Perception Encoder, rope-vit), BEiT, VisionTransformerRelPos, "
+    "VisionTransformerSAM, SwinTransformer, SwinTransformerV2, MaxViT, CoAtNet, VOLO, Twins, "
+    "DaViT, GCViT, TinyViT, FastViT and Visformer",
+    "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, DINOv3, the "
+    "vision towers of CLIP and SigLIP, BEiT, ViTMSN, YOLOS, AST, Swin and Swin v2, SAM, ViTDet, "
+    "DETR, Conditional DETR, RT-DETR and D-FINE",
+    "torchvision": "torchvision's VisionTransformer and SwinTransformer, versions 1 and 2",
     "torch": "torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder",
 }
 
