@@ -16,6 +16,7 @@ PAGES = [
     "docs/detection.md",
     "docs/encodings.md",
     "docs/figures.md",
+    "docs/kernels.md",
     "docs/mathematics.md",
     "docs/performance.md",
     "docs/results.md",

@@ -108,6 +108,7 @@ def test_an_encoding_that_did_nothing_is_no_comparison():
     ("encoding", "absolute", "expected"),
     [
         ("none", "keep", ""),
+        ("none", "none", "no position at all: patches are a set"),
         ("product-bias-k", "none", "a learned score for each relative position (product), added"),
         (
             "cross-contextual-qkv",

@@ -175,3 +175,15 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path):
         said = process.communicate()[1]
     assert process.returncode == 1
     assert said == "irpe: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", ["--version", "ablate --help", "show weights -h", "nonsense"])
+def test_answers_that_need_no_torch_do_not_load_it(arguments):
+    script = (
+        "import sys; from irpe.cli.main import main; sys.argv[0] = 'irpe'\n"
+        "try: main()\nfinally: print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments.split()], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "False False", done.stderr

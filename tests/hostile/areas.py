@@ -36,16 +36,16 @@ def run_area(name, size, folder):
         with closing(commands.Server(folder)) as server:
             return run(commands.cases(0, count, server))
     if name == "disks":
-        return run_disks(count, folder)
+        return run_disks(count, folder, ("full",) if size == QUICK else ("full", "read-only"))
     if name == "runs":
         return run(runs.cases(0, count, folder))
     return run({"operators": operators, "transforms": transforms}[name].cases(0, count))
 
 
-def run_disks(count, folder):
+def run_disks(count, folder, kinds):
     """Returns what became of commands on disks; none where mounts are not permitted."""
     found = Count()
-    for kind in ("full", "read-only") if mounts.is_permitted() else ():
+    for kind in kinds if mounts.is_permitted() else ():
         with closing(disks.DiskServer(folder / kind, kind)) as server:
             found += run(disks.cases(count, server))
     return found

@@ -33,7 +33,8 @@ def is_same(one, other):
         return one.keys() == other.keys() and all(is_same(one[k], other[k]) for k in one)
     if isinstance(one, list):
         return len(one) == len(other) and all(map(is_same, one, other))
-    return one == other
+    are_nan = one != one and other != other  # a score of objects that are not there
+    return are_nan or one == other
 
 
 def _together(targets):

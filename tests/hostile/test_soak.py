@@ -1,5 +1,7 @@
 """A minute of the soak, and what it compares."""
 
+import math
+
 import pytest
 import torch
 from hostile.runs import is_same
@@ -20,3 +22,5 @@ def test_results_are_the_same_bit_for_bit_or_not_at_all():
     assert not is_same(result(2.0), result(2.0, torch.float64))
     assert not is_same(result(2.0), {**result(2.0), "top1": 50.1})
     assert not is_same(result(2.0), {"weights": []})
+    assert is_same({"APl": math.nan}, {"APl": math.nan})  # there are no large objects
+    assert not is_same({"APl": math.nan}, {"APl": 1.0})

@@ -74,7 +74,7 @@ def judge(kind: type[PreTrainedModel]) -> tuple[str, str]:
     try:
         irpe.equip(model, SPEC)
     except ValueError as error:
-        return "refused", str(error)
+        return "refused", str(error).partition(". Supported are")[0]
     attentions = equipped_attentions(model)
     classes = sorted({type(each).__base__.__name__ for each in attentions.values()})
     parts = [try_out(type(part), part.config) for part in parts_of(model)]

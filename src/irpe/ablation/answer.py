@@ -41,14 +41,24 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
     elif others:
         choice, words = _as_they_are(reference, others)
         text += [words, _moved(reference, others)]
-    text += [f"{row.name}: {meaning}." for row in rows if (meaning := describe(row.row))]
+    text += _meanings(rows)
     if idle and not others:
         return [*text, "Next: the same command with more --epochs or a higher --table-lr"]
     return [*text, f"Next: {_next_command(choice, recipe, data)}"]
 
 
+def _meanings(rows: Sequence[RowResult]) -> list[str]:
+    """Returns what the encodings are, a line for each meaning."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(describe(row.row), []).append(row.name)
+    return [f"{', '.join(of)}: {meaning}." for meaning, of in names.items() if meaning]
+
+
 def describe(row: AblationRow) -> str:
     """Returns what a relative encoding is, in a line; nothing for what needs no words."""
+    if (row.encoding, row.absolute) == ("none", "none"):
+        return "no position at all: patches are a set"
     encoding = None if row.encoding == "none" else parse_encoding(row.encoding)
     if not isinstance(encoding, RPESpec):
         return "" if encoding is None else f"the encoding {encoding}"

@@ -20,7 +20,7 @@ from irpe.adapters.equipped import (
 from irpe.nn.encoding import RelativePositionEncoding, Rotate
 from irpe.ops.shapes import Tokens
 
-NEXT_TO_NOTHING = 0.01  # an effect below which an encoding cannot explain a result
+NEXT_TO_NOTHING = 0.02  # an effect below which an encoding cannot explain a result
 
 
 def measure_effect(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, float]:

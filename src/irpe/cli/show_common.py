@@ -10,7 +10,9 @@ import typer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Output = Annotated[Path, typer.Option("-o", "--output", help="The file, .png or .svg.")]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE", help="The picture, .png or .svg.")
+]
 
 _CELL = re.compile(r"(.+)-\d+-[0-9a-f]{8}")  # the folder of an ablation's run: row, seed, key
 

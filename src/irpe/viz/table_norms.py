@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from irpe.core.encodings import Joined
 from irpe.core.encodings.spec import RPESpec
 from irpe.core.index import Clip, Index
 from irpe.core.methods import METHODS
@@ -54,7 +55,11 @@ def table_norms(encoding: RelativePositionEncoding) -> dict[str, TableNorms]:
             name = f"{role}, {axis}" if len(tables) > 1 else role
             norms[name] = _norms(encoding, table)
     if not norms:
-        raise ValueError(f"the encoding {encoding.spec} has no tables: it computes its rows")
+        why = "it rotates queries and keys" if encoding.spec.method is None else "they are computed"
+        raise ValueError(
+            f"the encoding {encoding.spec} has no learned tables to draw, {why}: see what it does "
+            "with irpe show weights, attention or locality"
+        )
     return norms
 
 
@@ -77,7 +82,7 @@ def _length(table: Tensor) -> Tensor:
 
 
 def _positions(encoding: RelativePositionEncoding, count: int) -> tuple[float, ...]:
-    spec = encoding.spec
+    spec = encoding.spec.tables if isinstance(encoding.spec, Joined) else encoding.spec
     index: Index = spec.index_function if isinstance(spec, RPESpec) else Clip(max(count // 2, 1))
     reach = min(math.ceil(index.saturation) + 1, _FARTHEST)
     along = torch.arange(reach + 1)
@@ -85,6 +90,7 @@ def _positions(encoding: RelativePositionEncoding, count: int) -> tuple[float, .
         far = _nearest(index(along), along.double(), count // 2 + 1)
         return (*(-x for x in reversed(far[1:])), *far)
     offsets = torch.cartesian_prod(along, along) if encoding.ndim == 2 else along[:, None]
+    assert spec.method is not None  # it has tables
     (ids,) = METHODS[spec.method].ids(offsets, index)
     return tuple(_nearest(ids, offsets.double().norm(dim=-1), count))
 

@@ -21,7 +21,12 @@ from irpe.adapters.plan import Plan, Request
 # By the class of the model: that of the layers of its encoder.
 _MODELS = {"DetrModel": "DetrEncoderLayer", "ConditionalDetrModel": "ConditionalDetrEncoderLayer"}
 # The modules that flatten the feature map of one scale, run layers on it and restore the map.
-_HYBRID = {"RTDetrAIFILayer": True, "RTDetrV2AIFILayer": True, "DFineAIFILayer": True}
+_HYBRID = {
+    f"{name}AIFILayer": True
+    for name in (
+        "RTDetr", "RTDetrV2", "DFine", "Deimv2", "PPDocLayoutV2", "PPDocLayoutV3", "PPDocLayoutV4",
+    )
+}  # fmt: skip
 
 
 class NoPositionEmbedding(nn.Module):

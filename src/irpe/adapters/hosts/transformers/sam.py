@@ -101,6 +101,13 @@ _FORWARDS: dict[str, Callable[..., object]] = {
     "SamVisionSdpaAttention": _forward_sdpa,
     "SamHQVisionAttention": _forward_eager,
     "SamHQVisionSdpaAttention": _forward_sdpa,
+    "DeepseekOcr2SamVisionAttention": _forward_eager,
+    "DeepseekOcr2SamVisionSdpaAttention": _forward_sdpa,
+    "UnlimitedOcrSamVisionAttention": _forward_eager,
+    "UnlimitedOcrSamVisionSdpaAttention": _forward_sdpa,
+    "GotOcr2VisionAttention": _forward_eager,
+    "PPFormulaNetVisionAttention": _forward_eager,
+    "SLANeXtVisionAttention": _forward_eager,
     "VitDetAttention": _forward_vitdet,
 }
 # By the module that owns it: the name of the absolute encoding.

@@ -74,6 +74,11 @@ class _Tower:
     forward: Forward | None = None
 
 
+def _clip(block: str, convolution: str | None = "patch_embedding") -> _Tower:
+    """Returns a tower that is built as that of CLIP."""
+    return _Tower(block, "self_attn", convolution, "position_embedding")
+
+
 # By the name of the class of the embeddings.
 _TOWERS = {
     "ViTEmbeddings": _Tower("ViTLayer"),
@@ -86,19 +91,29 @@ _TOWERS = {
         position=None,
         forward=_forward_rotated,
     ),
-    "CLIPVisionEmbeddings": _Tower(
-        "CLIPEncoderLayer", "self_attn", "patch_embedding", "position_embedding"
-    ),
-    "SiglipVisionEmbeddings": _Tower(
-        "SiglipEncoderLayer", "self_attn", "patch_embedding", "position_embedding"
-    ),
-    "Siglip2VisionEmbeddings": _Tower(
-        "Siglip2EncoderLayer", "self_attn", None, "position_embedding"
-    ),
     "BeitEmbeddings": _Tower("BeitLayer"),
     "ViTMSNEmbeddings": _Tower("ViTMSNLayer"),
     "YolosEmbeddings": _Tower("YolosLayer", "attention.attention", suffix="detection_tokens"),
     "ASTEmbeddings": _Tower("ASTLayer"),
+    "IJepaEmbeddings": _Tower("IJepaLayer"),
+    "PixioEmbeddings": _Tower("PixioLayer"),
+    "DPTViTEmbeddings": _Tower("DPTViTLayer", "attention.attention"),
+    "InternVLVisionEmbeddings": _Tower("InternVLVisionLayer"),
+    "CLIPVisionEmbeddings": _clip("CLIPEncoderLayer"),
+    "SiglipVisionEmbeddings": _clip("SiglipEncoderLayer"),
+    "Siglip2VisionEmbeddings": _clip("Siglip2EncoderLayer", convolution=None),
+    "AltCLIPVisionEmbeddings": _clip("AltCLIPEncoderLayer"),
+    "ChineseCLIPVisionEmbeddings": _clip("ChineseCLIPVisionLayer"),
+    "CLIPSegVisionEmbeddings": _clip("CLIPSegEncoderLayer"),
+    "MetaClip2VisionEmbeddings": _clip("MetaClip2EncoderLayer"),
+    "GitVisionEmbeddings": _clip("GitVisionEncoderLayer"),
+    "Kosmos2VisionEmbeddings": _clip("Kosmos2VisionEncoderLayer"),
+    "OwlViTVisionEmbeddings": _clip("OwlViTEncoderLayer"),
+    "Owlv2VisionEmbeddings": _clip("Owlv2EncoderLayer"),
+    "Blip2VisionEmbeddings": _clip("Blip2EncoderLayer"),
+    "InstructBlipVisionEmbeddings": _clip("InstructBlipEncoderLayer"),
+    "JanusVisionEmbeddings": _clip("JanusVisionEncoderLayer"),
+    "IdeficsVisionEmbeddings": _clip("IdeficsVisionEncoderLayer"),
 }
 _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_tokens")
 _BIAS, _SHARED_BIAS = "relative_position_bias", "shared_position_bias"  # of BEiT
