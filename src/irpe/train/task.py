@@ -1,12 +1,11 @@
 """What the training loop asks of a task, and the tasks there are: one folder each.
 
 A folder has `config` (a subclass of `RunConfig`), `task` (with `open_task`) and `model` (with
-`build_for`); `CONFIGS` lists the configurations.
+`build_for`); `configs` lists the configurations.
 """
 
 import importlib
 import json
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,20 +15,14 @@ from torch import Tensor, nn
 
 from irpe.files import check_json
 from irpe.progress import Progress
-from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import RUN_FILE, RunConfig
-from irpe.train.detection.config import DetectorConfig
+from irpe.train.configs import CONFIGS, Config
 from irpe.train.weights import Weights
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from irpe.train.sampling import SampledDataset
-
-Config = ClassifierConfig | DetectorConfig
-CONFIGS: Mapping[str, type[Config]] = {
-    config.task: config for config in (ClassifierConfig, DetectorConfig)
-}
 
 
 class TaskScore(Protocol):

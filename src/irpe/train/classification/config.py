@@ -66,3 +66,8 @@ class ClassifierConfig(RunConfig):
         )  # fmt: skip
         check_at_least(self, MIN_CROP, "crop")
         check_below_1(self, "label_smoothing")
+        if self.color_jitter and self.auto_augment and "3a" not in self.auto_augment:
+            raise ValueError(
+                f"color_jitter = {self.color_jitter} does nothing beside auto_augment "
+                f"{self.auto_augment!r}, which changes colours itself: leave one of them out"
+            )

@@ -159,8 +159,12 @@ def test_the_grid_is_not_guessed_from_the_number_of_tokens():
 
 def test_a_grid_that_does_not_fit_the_input_is_refused():
     model = irpe.equip(make_vit(dynamic_img_size=True), SPEC, grid=(2, 4))
-    with pytest.raises(ValueError, match="9 tokens but q has 17"):
+    with pytest.raises(ValueError, match=r"this input has grid \(4, 4\), but irpe.equip was told"):
         model(images())
+    model = irpe.equip(make_vit(dynamic_img_size=True), SPEC, grid=(4, 4))
+    assert model(images()).shape == (2, 5)
+    with pytest.raises(ValueError, match=r"has grid \(2, 8\), .* leave grid= out"):
+        model(images(16, 64))  # as many tokens
     model = irpe.equip(make_vit(), SPEC, num_prefix_tokens=2)
     with pytest.raises(ValueError, match="18 tokens but q has 17"):
         model(images())

@@ -3,6 +3,7 @@
 from typing import Any
 
 import timm
+import torch
 from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
 from torch import nn
@@ -104,6 +105,8 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
     try:
         model = timm.create_model(name, pretrained, **arguments)
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError) as error:
+        if "divisible by num_heads" in str(error):
+            raise _uneven_heads(name, arguments) from error
         raise ValueError(f"model {name!r} with {arguments}: {error}") from error
     embedding: Any = getattr(model, "patch_embed", None)
     if 0 in (getattr(embedding, "grid_size", None) or ()):
@@ -112,3 +115,16 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
             f"{embedding.patch_size[0]} pixels: choose a larger image or a smaller patch_size"
         )
     return model
+
+
+def _uneven_heads(name: str, arguments: dict[str, Any]) -> ValueError:
+    """Returns the error for a dimension that cannot be split between the heads."""
+    with torch.device("meta"):  # what is not given is the model's own
+        own: Any = timm.create_model(name)
+    sizes = {"embed_dim": own.embed_dim, "num_heads": own.blocks[0].attn.num_heads, **arguments}
+    dim, heads = sizes["embed_dim"], sizes["num_heads"]
+    divisors = ", ".join(str(k) for k in range(1, min(dim, 64) + 1) if dim % k == 0)
+    return ValueError(
+        f"embed_dim = {dim} of {name} cannot be split between num_heads = {heads}: choose "
+        f"num_heads from {divisors}, or an embed_dim that is a multiple of {heads}"
+    )

@@ -20,7 +20,7 @@ from irpe.adapters.changes import (
     put_absolute,
     set_attribute,
 )
-from irpe.adapters.following import FollowedGrid, follow_grid, followed_grid
+from irpe.adapters.following import FollowedGrid, ToldGrid, follow_grid, followed_grid
 from irpe.adapters.grids import GridSource
 from irpe.adapters.hosts.timm.attending import head_dim_of
 from irpe.adapters.hosts.timm.beit import RPEBeitAttention, RPERelPosAttention
@@ -141,7 +141,7 @@ def _grid_source(vit: Any, request: Request) -> GridSource:
     if getattr(vit.patch_embed, "strict_img_size", False):
         check_grid(request, size)
     if request.grid is not None:
-        return GridSource(request.grid)
+        return ToldGrid(request.grid, vit, "patch_embed", measure_patches)
     return followed_grid(vit) or FollowedGrid(size, vit, "patch_embed", measure_patches)
 
 
