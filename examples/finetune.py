@@ -20,7 +20,7 @@ with torch.inference_mode():
 print(irpe.summary(model))
 
 model.train()
-optimizer = torch.optim.AdamW(irpe.parameter_groups(model, weight_decay=0.05), lr=3e-4)
+optimizer = torch.optim.AdamW(irpe.parameter_groups(model, 0.05, lr=3e-4))
 for step in range(5):
     loss = torch.nn.functional.cross_entropy(model(images), labels)
     optimizer.zero_grad()

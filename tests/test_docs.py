@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -74,8 +75,23 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     assert "saved to ./finetuned" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_example_with_a_dinov3_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("timm", reason="needs the extra 'timm'")
+    pytest.importorskip("PIL", reason="needs the extra 'train'")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["finetune_dinov3.py", "--images", "200", "--epochs", "1"]
+    monkeypatch.setattr("sys.argv", arguments)
+    runpy.run_path(str(ROOT / "examples/finetune_dinov3.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "saved to ./finetuned-dinov3 and loaded again" in out
+
+
 HOSTS = ("| timm", "| transformers", "| torchvision", "| torch.nn")
-FAMILIES = ("ViT", "DeiT", "DINOv2", "registers", "Swin", "DETR")  # as transformers' row names them
+FAMILIES = (  # as transformers' row names them
+    "ViT", "DeiT", "DINOv2", "registers", "DINOv3", "CLIP", "SigLIP", "BEiT", "ViTMSN", "YOLOS",
+    "AST", "Swin", "Swin v2", "SAM", "ViTDet", "DETR", "Conditional DETR", "RT-DETR", "D-FINE",
+)  # fmt: skip
 
 
 def test_the_table_of_hosts_names_what_can_be_equipped_and_is_tested():
@@ -83,8 +99,11 @@ def test_the_table_of_hosts_names_what_can_be_equipped_and_is_tested():
     rows = [line for line in lines if line.startswith(HOSTS)]
     assert len(rows) == len(HOSTS)
     named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)}
-    assert named == set(re.findall(r"[A-Z][a-z]+[A-Z]\w+", hosts.SUPPORTED))
-    assert all(family in rows[1] and family in hosts.SUPPORTED for family in FAMILIES)
+    classes = [text for library, text in hosts.SUPPORTED.items() if library != "transformers"]
+    assert named == set(re.findall(r"[A-Z][a-z]+[A-Z]\w+", " ".join(classes)))
+    assert all(
+        family in rows[1] and family in hosts.SUPPORTED["transformers"] for family in FAMILIES
+    )
     tests = "".join(path.read_text() for path in (ROOT / "tests/adapters").rglob("*.py"))
     names = {*FAMILIES, *(name.removesuffix("Transformer") for name in named)}
     assert all(name in tests for name in names)

@@ -19,16 +19,28 @@ def run(*command):
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
-def test_import_loads_torch_and_nothing_heavier_and_says_nothing():
-    code = f"import sys, irpe; print([m for m in {HEAVY} if m in sys.modules])"
+def test_import_loads_nothing_heavy_and_says_nothing():
+    code = (
+        f"import sys, irpe; irpe.__version__, dir(irpe); before = 'torch' in sys.modules; "
+        f"irpe.equip; print([m for m in {HEAVY} if m in sys.modules], before)"
+    )
     done = run(sys.executable, "-W", "error", "-c", code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[] False\n", "")
 
 
 def test_every_public_name_is_documented():
     import irpe
 
     assert all(getattr(irpe, name).__doc__ for name in irpe.__all__)
+
+
+def test_every_public_name_is_listed_and_loads():
+    import irpe
+
+    assert {*irpe.__all__} <= {*dir(irpe)}
+    assert {*irpe._MODULES} == {*irpe.__all__}
+    with pytest.raises(AttributeError, match="no attribute 'eqip'"):
+        irpe.eqip  # noqa: B018
 
 
 @pytest.mark.parametrize(

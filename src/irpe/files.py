@@ -11,10 +11,10 @@ import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CHECKSUM, _SHA256 = "irpe.sha256", "sha256"  # of safetensors, of JSON
 # What the standard library raises for a zip file with a damaged directory.
@@ -72,14 +72,14 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
-def to_safetensors(tensors: Mapping[str, Tensor]) -> bytes:
+def to_safetensors(tensors: "Mapping[str, Tensor]") -> bytes:
     """Returns a safetensors file with a checksum of its tensors, which the format itself lacks."""
     import safetensors.torch
 
     return safetensors.torch.save(dict(tensors), {_CHECKSUM: tensor_checksum(tensors)})
 
 
-def read_safetensors(path: Path) -> dict[str, Tensor]:
+def read_safetensors(path: Path) -> "dict[str, Tensor]":
     """Returns the tensors of a safetensors file by name, or raises an error that names the file.
 
     The checksum of a file that `to_safetensors` made is checked; one without gives a warning.
@@ -99,8 +99,10 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def tensor_checksum(tensors: Mapping[str, Tensor]) -> str:
+def tensor_checksum(tensors: "Mapping[str, Tensor]") -> str:
     """Returns a checksum of names, types, shapes and elements."""
+    import torch
+
     digest = hashlib.sha256()
     for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)};".encode())

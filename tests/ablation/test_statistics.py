@@ -1,17 +1,33 @@
 """Differences that the data supports, and words that claim no more."""
 
-from irpe.ablation.cells import CellResult, RowCost
-from irpe.ablation.report import sentences
+import math
+
+import pytest
+
+from irpe.ablation.answer import answer, describe
+from irpe.ablation.cells import CellResult
+from irpe.ablation.costs import RowCost
+from irpe.ablation.report import markdown_table, sentences
+from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import collect_rows, compare
 
+ENCODINGS = {"absolute": ("none", "keep"), "none": ("none", "none")}
 
-def row(name, *counts):
+
+def row(name, *counts, moved=None, step=1.0, effect=0.3):
     """A row of which each seed classifies the first `count` of 100 images correctly."""
+    encoding, absolute = ENCODINGS.get(name, ("product-contextual-k", "none"))
+    effect = None if encoding == "none" else effect
     results = [
-        CellResult(name, seed, (tuple(n < count for n in range(100)),) * 3, 99.0)
+        CellResult(name, seed, tuple(map(first, (count, *([moved or count] * 2)))), 99.0, effect)
         for seed, count in enumerate(counts)
     ]
-    return collect_rows(results, {name: RowCost(1, 1, 1.0)})[0]
+    what = AblationRow(name, encoding, absolute)
+    return collect_rows([what], results, {name: RowCost(1, 1, step)})[0]
+
+
+def first(count):
+    return tuple(n < count for n in range(100))
 
 
 def test_differences_inside_the_spread_are_ties():
@@ -23,16 +39,85 @@ def test_differences_inside_the_spread_are_ties():
     assert compare(row("x", 90), base) == "unknown"
 
 
+def test_one_seed_has_no_spread_but_an_error_over_the_images():
+    one, two = row("x", 80), row("x", 78, 82)
+    assert (one.spread(), two.spread()) == (None, 2.0)
+    assert one.error() == pytest.approx(100 * math.sqrt(0.8 * 0.2 / 99))
+    assert one.text() == "80.0 (4.0)"
+    assert two.text() == "80.0±2.0 (3.9)"
+    assert "±0.0" not in markdown_table([one])
+
+
 def test_the_words_name_what_is_compared():
     text = sentences([row("absolute", 60, 64), row("K", 90, 94), row("V", 60, 64)])
     assert "100 test images, 2 seeds" in text[0]
     assert text[1] == (
-        "Images as they are: better than absolute: K (+30.0); tie with absolute: V (+0.0)."
+        "Images as they are: better than absolute: K (+30.0 ± 8.8); tie with absolute: "
+        "V (+0.0 ± 0.0)."
     )
     assert text[3].startswith("Images moved by 2 patches: ")
 
 
 def test_one_seed_claims_nothing():
-    text = sentences([row("absolute", 60), row("K", 90)])
+    rows = [row("absolute", 60), row("K", 90)]
+    text = sentences(rows)
     assert len(text) == 2
     assert "no difference is claimed" in text[1]
+    words = answer(rows, "laptop", "cats")
+    assert words[0].startswith("One seed")
+    assert words[-1] == "Next: the same command with --seeds 3"
+
+
+def test_a_better_row_is_recommended_the_cheapest_of_equals():
+    rows = [row("absolute", 60, 60), row("dear", 91, 93, step=3.0), row("cheap", 90, 92, step=1.5)]
+    words = answer(rows, "laptop", "cats")
+    assert words[0].startswith("Images as they are: use cheap, +31.0 ± ")
+    assert words[0].endswith(" points over absolute, at 1.5x the time of a step.")
+    assert words[-1] == (
+        "Next: irpe train laptop --data cats --encoding product-contextual-k --absolute none"
+    )
+
+
+def test_a_tie_that_costs_more_is_not_worth_it():
+    rows = [row("absolute", 60, 64, moved=20), row("K", 61, 63, moved=50, step=2.0)]
+    words = answer(rows, "laptop", "embedded")
+    assert words[0] == (
+        "Images as they are: keep absolute. The best of the others, K, is a tie (+0.0 ± 1.4) at "
+        "2.0x the time of a step: not worth it here."
+    )
+    assert words[1].startswith("If objects move: use K, +30.0 ± ")
+    assert words[2].startswith("K: a learned vector for each relative position")
+    assert words[-1] == "Next: irpe ablate --data FOLDER (your images)"
+
+
+def test_what_does_not_help_is_said():
+    words = answer([row("absolute", 60, 64), row("none", 30, 34)], "laptop", "embedded")
+    assert "keep absolute. The best of the others, none, is worse (-30.0 ± " in words[0]
+    assert words[1] == "If objects move: nothing here is clearly better than absolute."
+
+
+def test_an_encoding_that_did_nothing_is_no_comparison():
+    rows = [row("absolute", 60, 64), row("K", 90, 94, effect=0.0001)]
+    words = answer(rows, "laptop", "embedded")
+    assert words[0].startswith("K is no comparison: its encoding is next to nothing (0.01% of ")
+    assert not any("use K" in line for line in words)
+    assert "0.0% (!)" in markdown_table(rows)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "absolute", "expected"),
+    [
+        ("none", "keep", ""),
+        ("none", "none", "no position at all: patches are a set"),
+        ("product-bias-k", "none", "a learned score for each relative position (product), added"),
+        (
+            "cross-contextual-qkv",
+            "keep",
+            "3 learned vectors for each relative position (cross), multiplied with keys, queries "
+            "and attention weights, beside the absolute encoding",
+        ),
+        ("transformer-xl", "none", "the encoding transformer-xl"),
+    ],
+)
+def test_encodings_are_described_in_a_line(encoding, absolute, expected):
+    assert describe(AblationRow("x", encoding, absolute)) == expected

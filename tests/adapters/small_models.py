@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 
-def perturb(model, seed=0):
+def perturb(model, seed=0, size=0.2):
     """Moves every parameter, so that no zero and no tiny layer scale hides the attention."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            parameter.add_(0.2 * noise.to(parameter))
+            parameter.add_(size * noise.to(parameter))
     return model
 
 

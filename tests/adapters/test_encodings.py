@@ -21,7 +21,10 @@ from torch import nn
 import irpe
 
 ON_ATTENTIONS = ["shaw", "huang", "sasa", "transformer-xl", "axial-deeplab"]
-NAMES = [*ON_ATTENTIONS, "cpvt"]
+KEEPING = [*ON_ATTENTIONS, "decomposed", "bias-table", "log-cpb"]
+CHANGING = ["rope-axial", "rope-mixed", "alibi-2d", "rope-axial+product-contextual-k"]
+FIXED = ["rope-axial", "alibi-2d"]
+NAMES = [*ON_ATTENTIONS, "cpvt", "rope-mixed", "decomposed", "log-cpb", CHANGING[-1]]
 
 
 def wide_vit(**arguments):
@@ -29,7 +32,7 @@ def wide_vit(**arguments):
     return make_vit(img_size=(16, 40), **arguments)
 
 
-@pytest.mark.parametrize("name", ON_ATTENTIONS)
+@pytest.mark.parametrize("name", KEEPING)
 def test_equipping_changes_nothing_at_the_start_and_something_later(name):
     model, x = wide_vit(), images(16, 40)
     plain = model(x)
@@ -40,7 +43,27 @@ def test_equipping_changes_nothing_at_the_start_and_something_later(name):
     assert not torch.allclose(model(x), plain, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ON_ATTENTIONS)
+@pytest.mark.parametrize("name", CHANGING)
+def test_encodings_that_act_from_the_start_say_so(name):
+    model, x = wide_vit(), images(16, 40)
+    plain = model(x)
+    irpe.equip(model, name)
+    assert not torch.allclose(model(x), plain, atol=1e-3)
+    spec = irpe.parse_encoding(name)
+    assert f"{spec} acts from the start: outputs differ from before" in str(irpe.summary(model))
+    assert "acts from the start" not in str(irpe.summary(irpe.equip(wide_vit(), "shaw")))
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_encodings_have_nothing_to_learn(name, tmp_path):
+    model, x = irpe.equip(wide_vit(), name), images(16, 40)
+    assert irpe.adapters.equip.table_names(model) == []
+    assert irpe.summary(model).num_parameters == 0
+    irpe.save_equipped(model, tmp_path / "model")
+    assert torch.equal(irpe.load_equipped(tmp_path / "model")(x), model(x))
+
+
+@pytest.mark.parametrize("name", KEEPING)
 def test_other_hosts(name):
     swin, x = make_swin(), images()
     torch.testing.assert_close(irpe.equip(copy.deepcopy(swin), name)(x), swin(x))

@@ -1,4 +1,5 @@
 import copy
+from dataclasses import replace
 
 import pytest
 import timm
@@ -21,6 +22,8 @@ from timm.models.swin_transformer import WindowAttention
 from torch import nn
 
 import irpe
+from irpe.adapters.grids import GridSource
+from irpe.adapters.plan import Site, check_rotation
 
 SPEC = "product-contextual-qkv"
 
@@ -90,7 +93,7 @@ WRONG = [
         r"grid \(2, 8\): the model takes images of one size, whose grid is \(4, 4\)",
     ),
     ({"grid": (3, 5)}, r"whose grid is \(4, 4\)"),
-    ({"builtin_bias": "drop"}, "'drop': VisionTransformer has no relative bias of its own"),
+    ({"builtin_bias": "drop"}, "'drop': VisionTransformer has no relative encoding of its own"),
 ]
 
 
@@ -104,6 +107,11 @@ HALF_WAY = {
         make_swin,
         {"spec": "none", "builtin_bias": "drop"},
         "'drop': encoding 'none' leaves attention as it is",
+    ),
+    "a bias that is no vector for each offset": (
+        make_swin,
+        {"builtin_bias": "convert"},
+        "'convert': the relative encoding of SwinTransformer is not a vector",
     ),
     "no sines for 30 dimensions": (
         lambda: make_vit(embed_dim=30),
@@ -196,9 +204,43 @@ def test_attention_that_pools_is_not_offered(grid):
         **sizes, num_attention_heads=2, image_size=32, patch_size=8
     )
     model = transformers.SiglipVisionModel(config)
-    with pytest.raises(ValueError, match="its attention is SiglipAttention") as error:
-        irpe.equip(model, SPEC, grid=grid)
+    with pytest.raises(ValueError, match="it has no self-attention") as error:
+        irpe.equip(model.head, SPEC, grid=grid)
     assert "pass grid=" not in str(error.value)
+    irpe.equip(model, SPEC, grid=grid)
+    assert [each.name for each in irpe.summary(model).attentions] == ["encoder.layers.0.self_attn"]
+    assert type(model.head.attention) is nn.MultiheadAttention
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantised_projections_are_refused():
+    model = make_vit()
+    for block in model.blocks:
+        plain, attention = block.attn.qkv, block.attn
+        attention.qkv = torch.ao.nn.quantized.dynamic.Linear(*plain.weight.shape[::-1])
+        weight = torch.quantize_per_tensor(plain.weight.detach(), 0.01, 0, torch.qint8)
+        attention.qkv.set_weight_bias(weight, plain.bias.detach())
+    before, expected = state_of(model), model(images())
+    message = r"blocks\.0\.attn\.qkv is a torch\..*Linear, whose weights are quantised: equip the"
+    with pytest.raises(ValueError, match=message):
+        irpe.equip(model, SPEC)
+    assert state_of(model) == before
+    assert torch.equal(model(images()), expected)
+
+
+def test_a_host_that_rotates_takes_no_encoding_that_rotates():
+    attention = nn.Identity()
+    sites = [Site("blocks.0.attn", attention, nn.Identity, 2, 8, 0, GridSource((2, 3)))]
+    rotary = irpe.parse_encoding("rope-axial")
+    check_rotation(sites, rotary)
+    sites = [replace(site, rotates=True) for site in sites]
+    check_rotation(sites, irpe.RPESpec())
+    with pytest.raises(ValueError, match=r"'rope-axial@100' rotates .* as blocks\.0\.attn does"):
+        check_rotation(sites, rotary)
+    with pytest.raises(ValueError, match=r"rope-axial.*decomposed.* rotates .* as blocks\.0"):
+        check_rotation(sites, irpe.parse_encoding("rope-axial+decomposed"))
+    with pytest.raises(ValueError, match=r"'transformer-xl' shifts .* blocks\.0\.attn rotates"):
+        check_rotation(sites, irpe.parse_encoding("transformer-xl"))
 
 
 def test_something_that_is_no_module_is_refused():

@@ -391,6 +391,20 @@ def test_damaged_hosts(saved, monkeypatch, host):
         irpe.load_equipped(path)
 
 
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"num_heads": 5}, r"embed_dim = 192 of .* num_heads = 5: choose num_heads from 1, 2, 3, "),
+        ({"embed_dim": 25}, "embed_dim = 25 .* num_heads = 3: .*multiple of 3"),
+    ],
+)
+def test_heads_that_do_not_divide_the_dimension(saved, argument, message):
+    path, _ = saved
+    change_description(path, host={"library": "timm", "arguments": VIT | argument})
+    with pytest.raises(ValueError, match=message):
+        irpe.load_equipped(path)
+
+
 class Trap:
     """Runs code where it is unpickled."""
 

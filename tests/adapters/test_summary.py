@@ -1,24 +1,12 @@
-"""What a model was equipped with, and how its tables reach an optimizer."""
+"""What a model was equipped with."""
 
-import copy
 import functools
-import re
 
 import oracles
 import pytest
-import torch
-from adapters.small_models import (
-    images,
-    make_encoder,
-    make_swin,
-    make_vit,
-)
-from timm.optim import create_optimizer_v2
-from torch import nn
+from adapters.small_models import images, make_vit
 
 import irpe
-
-SPEC = "product-contextual-qkv"
 
 
 @pytest.mark.parametrize("method", oracles.METHODS)
@@ -68,49 +56,3 @@ def test_a_plain_model_has_no_summary():
     for function in (irpe.summary, lambda model: irpe.parameter_groups(model, 0.1)):
         with pytest.raises(ValueError, match=r"call irpe\.equip"):
             function(make_vit())
-
-
-MODELS = {
-    "vit": lambda: irpe.equip(make_vit(), "cross-bias-k+unshared"),
-    "swin": lambda: irpe.equip(make_swin(), SPEC),
-    "encoder": lambda: irpe.equip(make_encoder(), "product-bias-k+unshared", grid=(2, 3)),
-    "attention": lambda: irpe.equip(nn.MultiheadAttention(16, 2), "cross-bias-k", grid=(2, 3)),
-}
-
-
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-def test_parameter_groups_hold_each_parameter_once(make):
-    model = make()
-    frozen = next(iter(model.parameters())).requires_grad_(False)
-    decayed, kept = irpe.parameter_groups(model, weight_decay=0.1)
-    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
-    by_id = {id(p): name for name, p in model.named_parameters() if p is not frozen}
-    decayed, kept = ([by_id.pop(id(p)) for p in group["params"]] for group in (decayed, kept))
-    assert not by_id
-    pattern = r"(^|\.)rpe\.|bias|norm|pos_embed|cls_token"
-    assert decayed
-    assert not [name for name in decayed if re.search(pattern, name)]
-    assert not [name for name in kept if not re.search(pattern, name)]
-    torch.optim.AdamW(irpe.parameter_groups(model, weight_decay=0.1))
-
-
-@pytest.mark.parametrize("make", [MODELS["vit"], MODELS["swin"]], ids=["vit", "swin"])
-@pytest.mark.parametrize("twin", [lambda m: m, copy.deepcopy], ids=["itself", "copy"])
-@pytest.mark.parametrize("arguments", [{}, {"layer_decay": 0.75}], ids=str)
-def test_optimizers_of_timm_do_not_decay_tables(make, twin, arguments):
-    plain, model = make_vit() if make is MODELS["vit"] else make_swin(), twin(make())
-    tables = {name for name in model.state_dict() if ".rpe." in name}
-    assert model.no_weight_decay() == tables | plain.no_weight_decay()
-    optimizer = create_optimizer_v2(model, opt="adamw", weight_decay=0.1, **arguments)
-    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
-    for name, parameter in model.named_parameters():
-        if name in tables:
-            assert decay[id(parameter)] == 0
-        if name.endswith("qkv.weight"):
-            assert decay[id(parameter)] > 0
-
-
-def test_no_weight_decay_of_a_copy_is_about_the_copy():
-    model = irpe.equip(make_vit(), SPEC, layers=[0])
-    twin = irpe.equip(copy.deepcopy(model), SPEC, layers=[1])
-    assert len(twin.no_weight_decay()) == len(model.no_weight_decay()) + 3

@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     done = irpe("train", "detr_r50_k", "--data", "scenes", *LITTLE, cwd=directory)
     assert done.returncode == 0, done.stderr
     assert "AP50" in done.stderr
-    assert "trained model in runs/detr_r50_k/model" in done.stdout
+    assert "model in runs/detr_r50_k/model" in done.stdout
     return directory
 
 
@@ -75,6 +75,16 @@ def test_pictures(run, tmp_path):
         assert sheet.size[0] > 500
 
 
+def test_the_threshold_decides_which_boxes_are_drawn(run, tmp_path):
+    pictures = []
+    for threshold in ("0", "1"):
+        place = tmp_path / threshold
+        options = ["--draw", "1", "--threshold", threshold, "-o", str(place)]
+        assert irpe("eval", "runs/detr_r50_k", *options, cwd=run).returncode == 0
+        pictures.append((place / "0000-0.png").read_bytes())
+    assert pictures[0] != pictures[1]
+
+
 def test_the_model_of_a_run_is_evaluated_like_the_run(run, tmp_path):
     place = str(tmp_path / "model")
     one = json.loads(irpe("eval", "runs/detr_r50_k", "--json", cwd=run).stdout)
@@ -104,6 +114,7 @@ def test_a_model_somewhere_else_needs_data(run, tmp_path):
         (["eval", "runs/detr_r50_k", "--split", "test"], "test"),
         (["eval", "runs/detr_r50_k", "--draw", "-1"], "draw = -1"),
         (["eval", "runs/detr_r50_k", "--batch-size", "0"], "batch_size = 0"),
+        (["eval", "runs/detr_r50_k", "--threshold", "30"], "a score is a number of 0 to 1"),
         (["eval", "runs/detr_r50_k", "--root", "here"], "--root is for classifiers"),
         (["eval", "runs/detr_r50_k", "-o", "scenes/train/0.png/x"], "0.png"),
         (["train", "detr_r50", "--data", "scenes", "--initial", "pretrained"], "for classifiers"),

@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+import warnings
 from signal import SIGTERM
 
 import pytest
@@ -107,11 +109,51 @@ def test_ctrl_c_is_130(tmp_path, monkeypatch):
     assert irpe("train", "--list", cwd=tmp_path).returncode == 130
 
 
+def test_a_warning_is_one_line(tmp_path, monkeypatch):
+    def warn():
+        warnings.warn("the file\n has no checksum", stacklevel=2)
+
+    monkeypatch.setattr("irpe.cli.train._print_recipes", warn)
+    before = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        done = irpe("train", "--list", cwd=tmp_path)
+        assert warnings.showwarning is before
+    assert (done.returncode, done.stderr) == (0, "warning: the file has no checksum\n")
+
+
+LOST = "[/build/gloo/transport/tcp/pair.cc:5] Connection reset by peer. GLHF!"
+
+
+def test_a_lost_process_is_not_a_defect(tmp_path, monkeypatch):
+    monkeypatch.setattr("irpe.cli.train._print_recipes", failing(RuntimeError(LOST)))
+    done = irpe("train", "--list", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("irpe: another process of this run ended, cannot be reached")
+    assert "IRPE_TIMEOUT (Connection reset by peer): see" in done.stderr
+
+
 def test_sigterm_is_143(tmp_path, monkeypatch):
     monkeypatch.setattr("irpe.cli.train._print_recipes", lambda: os.kill(os.getpid(), SIGTERM))
     before = signal.getsignal(SIGTERM)
     assert irpe("train", "--list", cwd=tmp_path).returncode == 143
     assert signal.getsignal(SIGTERM) is before
+
+
+def test_sigterm_in_a_callback_that_loses_exceptions_is_143(tmp_path, monkeypatch):
+    class Left:
+        def __del__(self):
+            os.kill(os.getpid(), SIGTERM)
+
+    def leave():
+        left = Left()
+        del left
+        time.sleep(60)
+
+    monkeypatch.setattr("irpe.cli.train._print_recipes", leave)
+    before = sys.unraisablehook
+    assert irpe("train", "--list", cwd=tmp_path).returncode == 143
+    assert sys.unraisablehook is before
 
 
 def test_a_reader_that_leaves_is_not_an_error(tmp_path):
@@ -133,3 +175,15 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path):
         said = process.communicate()[1]
     assert process.returncode == 1
     assert said == "irpe: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.parametrize("arguments", ["--version", "ablate --help", "show weights -h", "nonsense"])
+def test_answers_that_need_no_torch_do_not_load_it(arguments):
+    script = (
+        "import sys; from irpe.cli.main import main; sys.argv[0] = 'irpe'\n"
+        "try: main()\nfinally: print('torch' in sys.modules, 'numpy' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments.split()], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "False False", done.stderr

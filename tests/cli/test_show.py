@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 import torch
@@ -209,3 +210,27 @@ def test_help_has_an_example(show, monkeypatch, command):
     text = show(command, "--help").output
     assert f"Example: irpe show {command}" in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_help_has_examples_and_a_line_for_each_figure(show, monkeypatch):
+    monkeypatch.setitem(os.environ, "COLUMNS", "80")
+    text = show("--help").output
+    assert max(map(len, text.splitlines())) <= 80
+    for command in ("explorer --run runs/laptop", "weights runs/laptop", "buckets product-"):
+        assert f"irpe show {command}" in text
+    lines = [line.strip("│ ") for line in text.splitlines()]
+    for command in ("index", "buckets", "weights", "tables", "robustness"):
+        (line,) = [line for line in lines if line.startswith(f"{command} ")]
+        assert line.endswith((".", ")."))  # it fits
+
+
+def test_runs_of_an_ablation_are_named_after_their_rows(show, run, tmp_path):
+    from irpe.cli.show_common import label_of
+
+    finished, unfinished = tmp_path / "x-0-01234567", tmp_path / "absolute---K-1-89abcdef"
+    for directory in (finished, unfinished):
+        shutil.copytree(run, directory)
+    (finished / "result.json").write_text(json.dumps({"row": "absolute + K", "seed": 0}))
+    names = [label_of(path) for path in (finished, unfinished, run)]
+    assert names == ["absolute + K", "absolute---K", "k"]
+    assert show("training", finished, unfinished, run).exit_code == 0

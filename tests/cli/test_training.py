@@ -24,8 +24,12 @@ def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("train")
     done = irpe("train", "laptop", "--encoding", "product-contextual-k", *QUICK, cwd=directory)
     assert done.returncode == 0, done.stderr
-    assert "trained model in runs/laptop/model" in done.stdout
+    assert "model in runs/laptop/model" in done.stdout
+    assert "reached: " in done.stdout
+    assert "next: irpe eval runs/laptop" in done.stdout
     assert "epoch   1/1  train" in done.stderr
+    assert "images    6,000 to train on, 2,000 to evaluate on (embedded)" in done.stderr
+    assert "warning: the encoding is next to nothing" in done.stderr  # one block: see the last one
     return directory
 
 
@@ -90,7 +94,7 @@ def test_resume_takes_everything_from_the_run(run):
         (["train", "laptop", "--model-args", "{"], "is not JSON"),
         (["train", "laptop", "--model-args", '{"num_heads": 0}'], "num_heads = 0 must be"),
         (["train", "laptop", "--image-size", "1"], "image_size = 1 is less than a patch"),
-        (["train", "laptop", "--crop", "1e-9"], "crop = 1e-09 must be at least 0.1"),
+        (["train", "laptop", "--crop", "1e-9"], "--crop 1e-09 must be at least 0.1"),
         (["train", "laptop", "-o", "/proc/run"], "cannot be written to"),
         (["train", "--resume", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere"], "nowhere"),
@@ -107,6 +111,12 @@ def test_resume_takes_everything_from_the_run(run):
         (["ablate", "--grid", "5"], "--grid 5 does not divide the image of 28 pixels"),
         (["ablate", "--row", "K"], "is not of the form NAME=ENCODING"),
         (["ablate", "--row", "K=shaw", "--row", "K=huang"], "two have the same name"),
+        (["ablate", "--row", "K=produkt-bias-k"], "produkt"),
+        (["ablate", "--jobs", "0"], "--jobs 0 must be at least 1"),
+        (["ablate", "--jobs", "100000"], "a cell needs about"),
+        (["ablate", "--batch-size", "7000"], "batch_size = 7000 is more than the 6000 images"),
+        (["ablate", "--table-lr", "0"], "--table-lr 0.0 must be greater than 0"),
+        (["train", "laptop", "--absolute-lr", "-1"], "--absolute-lr -1.0 must be greater than 0"),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(tmp_path, arguments, message):
@@ -120,19 +130,19 @@ def test_errors_are_one_line_and_leave_nothing(tmp_path, arguments, message):
 def test_the_list_of_recipes(tmp_path):
     shown = irpe("train", "--list", cwd=tmp_path).stdout
     assert "deit_small" in shown
-    assert "Score: in the paper 79.9" in shown
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_sigterm_saves_and_tells_how_to_go_on(tmp_path):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_tells_how_to_go_on(number, code, tmp_path):
     def terminate():
         while not (tmp_path / "runs/laptop/metrics.csv").exists():
             time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), number)
 
     threading.Thread(target=terminate, daemon=True).start()
     done = irpe("train", "laptop", *QUICK, "--epochs", "50", cwd=tmp_path)
-    assert done.returncode == 143
+    assert done.returncode == code
     assert "go on with: irpe train --resume runs/laptop" in done.stderr
 
 
@@ -176,17 +186,38 @@ def test_the_data_of_a_run_is_found_from_another_folder(on_folder):
     assert {**found, "path": ""} == {**json.loads(score), "path": ""}
 
 
-def test_an_ablation_ends_in_a_report_and_finished_runs_are_kept(tmp_path):
+ROWS = ["--row", "absolute=none,keep", "--row", "K=product-contextual-k"]
+
+
+def test_an_ablation_ends_in_an_answer_and_finished_runs_are_kept(tmp_path):
     make_images(tmp_path / "data")
-    rows = ["--row", "absolute=none,keep", "--row", "K=product-contextual-k"]
-    options = ["--data", "data", "--recipe", "laptop", *QUICK, "--batch-size", "8"]
-    done = irpe("ablate", *rows, *options, cwd=tmp_path)
+    options = [*ROWS, "--data", "data", "--recipe", "laptop", *QUICK, "--batch-size", "8"]
+    done = irpe("ablate", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "[4/4] K, seed 1: top-1 " in done.stderr
+    assert "images   16 to train on, 16 to evaluate on" in done.stderr
+    assert "classes  2: a, b" in done.stderr
+    assert "output   runs/ablation-data-absolute-K" in done.stderr
+    assert "[4/4] " in done.stderr
     assert ", moved by 1 " in done.stderr
-    assert "Images as they are: " in done.stdout
+    words = " ".join(done.stdout.split())
+    assert "K is no comparison: its encoding is next to nothing" in words  # as in the run above
+    assert "Next: the same command with more --epochs or a higher --table-lr" in words
     assert max(map(len, done.stdout.splitlines())) <= 80
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}
-    again = irpe("ablate", *rows, *options, "--json", cwd=tmp_path)
+    again = irpe("ablate", *options, "--json", cwd=tmp_path)
     assert len(json.loads(again.stdout)["rows"]) == 2
     assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}
+    other = irpe("ablate", *options, "--epochs", "2", cwd=tmp_path)
+    assert other.returncode == 1
+    assert "holds another ablation, which differs in epochs: choose another" in other.stderr
+
+
+def test_one_class_is_refused_and_shown(tmp_path):
+    for split in ("train", "val"):
+        (tmp_path / "data" / split).mkdir(parents=True)
+        Image.effect_noise((28, 28), 20).save(tmp_path / "data" / split / "0.png")
+    for command in (["ablate", "--recipe", "laptop"], ["train", "laptop"]):
+        done = irpe(*command, "--data", "data", *QUICK, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "data has fewer than 2 classes: 1 images, such as " in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -175,6 +175,16 @@ def test_grids_that_no_machine_holds_are_refused_with_their_size():
         bucket_maps("product-contextual-k", (1_000_000, 1_000_000))
 
 
+@pytest.mark.parametrize("ratio", ["1e9", "1e18", "1e300"])
+@pytest.mark.parametrize("method", ["euclidean", "quantization", "cross", "product"])
+def test_tables_that_no_machine_holds_are_refused_with_their_size(method, ratio):
+    if (method, ratio) in [("euclidean", "1e9"), ("quantization", "1e9"), ("cross", "1e9")]:
+        assert bucket_maps(f"{method}-bias-k@{ratio}", (3, 5))  # 15 GiB
+        return
+    with pytest.raises(ValueError, match=r"table rows: .* GiB.* smaller index"):
+        bucket_maps(f"{method}-bias-k@{ratio}", (3, 5))
+
+
 @pytest.mark.parametrize("grid", [None, "34", 12, {3, 5}])
 def test_what_is_not_a_grid_says_so(grid):
     with pytest.raises(TypeError, match="is not a sequence of axis lengths"):

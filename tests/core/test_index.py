@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from irpe import Clip, Piecewise
+from irpe.core.encodings import parse_encoding
+from irpe.core.index import parse_index
 
 numbers = st.floats(-500, 500, allow_nan=False)
 ratios = st.floats(0.3, 40, allow_nan=False)
@@ -101,3 +103,11 @@ def test_index_is_a_value():
     with pytest.raises(AttributeError):
         Clip(3).beta = 4  # pyright: ignore
     assert len({Clip(3), Clip(3.0), Clip(4), Piecewise.from_ratio(3)}) == 3
+
+
+@pytest.mark.parametrize("text", ["1_0", " 1.9 ", "1,9", "0x10", "\N{ARABIC-INDIC DIGIT FIVE}", ""])
+def test_texts_that_python_reads_as_numbers_and_nobody_else(text):
+    with pytest.raises(ValueError, match="is not understood: write a ratio"):
+        parse_index(text)
+    with pytest.raises(ValueError, match="is not understood: write a ratio"):
+        parse_encoding(f"product-contextual-k@{text}")

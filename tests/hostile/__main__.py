@@ -1,5 +1,9 @@
-"""`python -m tests.hostile`: runs the campaign and writes its counts to docs/reliability.md."""
+"""`python -m tests.hostile [AREA ...]`: runs the campaign, or some areas of it.
 
+The counts go to docs/reliability.md; those of areas that are not run stay.
+"""
+
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -8,28 +12,38 @@ TESTS = Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
 
 import torch  # noqa: E402
-from hostile import areas  # noqa: E402
+from hostile import areas, page  # noqa: E402
 
-PAGE = TESTS.parent / "docs" / "reliability.md"
-BEGIN, END = "<!-- counts -->\n", "<!-- end of counts -->\n"
+HEAD = ["| area | cases | refused | failures |", "| --- | ---: | ---: | ---: |"]
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("areas", nargs="*", choices=[[], *areas.AREAS], default=[])
+    given = parser.parse_args().areas
     torch.set_num_threads(1)
-    lines = ["| area | cases | refused | failures |", "| --- | ---: | ---: | ---: |"]
-    total = [0, 0, 0]
+    before = {line.split(" | ")[0]: line for line in page.read("counts")}
+    rows = {}
     for name, (what, *_) in areas.AREAS.items():
-        with tempfile.TemporaryDirectory() as folder:
-            count = areas.run_area(name, areas.WHOLE, Path(folder))
-        row = [count.cases, count.refused, len(count.failures)]
-        total = [a + b for a, b in zip(total, row, strict=True)]
-        lines.append(f"| {what} | " + " | ".join(f"{n:,}" for n in row) + " |")
-        print(lines[-1], *count.failures, sep="\n", flush=True)
-    lines.append("| all | " + " | ".join(f"{n:,}" for n in total) + " |")
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(before + BEGIN + "\n".join(lines) + "\n" + END + after)
+        rows[name] = _counts(before.get(f"| {what}", ""))
+        if name in given or not given:
+            with tempfile.TemporaryDirectory() as folder:
+                count = areas.run_area(name, areas.WHOLE, Path(folder))
+            rows[name] = [count.cases, count.refused, len(count.failures)]
+            print(_line(what, rows[name]), *count.failures, sep="\n", flush=True)
+    total = [sum(column) for column in zip(*rows.values(), strict=True)]
+    lines = [_line(areas.AREAS[name][0], row) for name, row in rows.items()]
+    page.replace("counts", [*HEAD, *lines, _line("all", total)])
     sys.exit(total[-1] > 0)
+
+
+def _line(what, row):
+    return f"| {what} | " + " | ".join(f"{n:,}" for n in row) + " |"
+
+
+def _counts(line):
+    """Returns the counts in a line of the page; zeros if there is none."""
+    return [int(cell.replace(",", "")) for cell in line.strip(" |").split(" | ")[1:]] or [0, 0, 0]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from contextlib import closing
 
-from hostile import commands, damages, operators, transforms
-from hostile.cases import run
+from hostile import commands, damages, disks, mounts, operators, runs, transforms
+from hostile.cases import Count, run
 
 QUICK, WHOLE = "quick", "whole"
 # By area: what it is, and the size of the seeded part and of the whole.
@@ -11,8 +11,10 @@ AREAS = {
     "operators": ("bucket maps and attention, every implementation, against NumPy", 60, 4000),
     "files": ("damaged copies of 16 file formats, each a flipped bit or a cut", 20, 1000),
     "commands": ("the command line with bad arguments, a process each", 12, 400),
+    "disks": ("commands that write to a full and to a read-only file system", 1, 11),
+    "runs": ("two processes in one directory: runs, and models that are saved", 1, 10),
     "transforms": (
-        "threads, and torch.func: jvp, grad, vmap, jacrev, second derivatives",
+        "threads, forks, and torch.func: jvp, grad, vmap, jacrev, second derivatives",
         1,
         10,
     ),
@@ -33,4 +35,17 @@ def run_area(name, size, folder):
     if name == "commands":
         with closing(commands.Server(folder)) as server:
             return run(commands.cases(0, count, server))
+    if name == "disks":
+        return run_disks(count, folder, ("full",) if size == QUICK else ("full", "read-only"))
+    if name == "runs":
+        return run(runs.cases(0, count, folder))
     return run({"operators": operators, "transforms": transforms}[name].cases(0, count))
+
+
+def run_disks(count, folder, kinds):
+    """Returns what became of commands on disks; none where mounts are not permitted."""
+    found = Count()
+    for kind in kinds if mounts.is_permitted() else ():
+        with closing(disks.DiskServer(folder / kind, kind)) as server:
+            found += run(disks.cases(count, server))
+    return found

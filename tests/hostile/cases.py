@@ -28,6 +28,11 @@ class Count:
     refused: int = 0
     failures: tuple[str, ...] = ()
 
+    def __add__(self, other):
+        return Count(
+            self.cases + other.cases, self.refused + other.refused, self.failures + other.failures
+        )
+
 
 def run(cases):
     """Returns what became of cases."""

@@ -12,7 +12,7 @@ import numpy as np
 from hostile.cases import Case
 from train.processes import ENVIRONMENT
 
-SECONDS = 60
+SECONDS = 120
 HOSTILE = [
     "", " ", "-1", "0", "0.0", "-0.0", "nan", "inf", "-inf", "1e308", "1e-308", "1e999", "0x10",
     "1_0", "9" * 30, "9" * 5000, "\N{ARABIC-INDIC DIGIT FIVE}", "none", "None", "null", "true",
@@ -86,24 +86,34 @@ PREFIXES = [
 
 
 class Server:
-    """Runs commands, each in a process of its own."""
+    """Runs commands, each in a process of its own.
 
-    def __init__(self, folder):
+    Args:
+        folder: An empty folder.
+        prefix: What stands before the command of the process that forks them.
+        module: Its module and arguments.
+    """
+
+    def __init__(self, folder, prefix=(), module=("hostile.forked",)):
         self.folder = folder / "commands" / "here"
         self.folder.mkdir(parents=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "hostile.forked"],
+            [*prefix, sys.executable, "-W", "ignore", "-m", *module],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT,
         )  # fmt: skip
 
-    def check(self, arguments):
-        """Returns whether a command fails as it should."""
+    def run(self, arguments):
+        """Returns how a command ended, and what it said on stderr."""
         request = {"arguments": arguments, "cwd": str(self.folder), "seconds": SECONDS}
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         code = int(self.process.stdout.readline())
-        said = (self.folder.parent / "stderr").read_text(errors="replace")
-        left = sorted(path.name for path in self.folder.rglob("*") if not path.is_dir())
+        return code, (self.folder.parent / "stderr").read_text(errors="replace")
+
+    def check(self, arguments):
+        """Returns whether a command fails as it should."""
+        code, said = self.run(arguments)
+        left = sorted(path.name for path in self.folder.rglob("*"))
         for path in sorted(self.folder.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         if code not in (1, 2) or "Traceback" in said:

@@ -155,25 +155,26 @@ def _read_images(folder):
             state.tf.close()
 
 
-def _save_pictures(folder, ending):
+def save_pictures(folder, ending, count=2):
+    """Writes noise in two classes, `count` images each."""
     random = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (folder / name).mkdir(parents=True)
-        for index in range(2):
+        for index in range(count):
             pixels = random.integers(0, 256, (8, 9, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(folder / name / f"{index}.{ending}")
 
 
 def _make_picture(ending):
     def make(folder):
-        _save_pictures(folder / "train", ending)
+        save_pictures(folder / "train", ending)
         return folder / "train" / "cat" / f"1.{ending}"
 
     return make
 
 
 def _make_tar(folder):
-    _save_pictures(folder / "pictures", "png")
+    save_pictures(folder / "pictures", "png")
     with tarfile.open(folder / "train.tar", "w") as archive:
         archive.add(folder / "pictures", arcname=".")
     return folder / "train.tar"

@@ -26,13 +26,20 @@ def serve():
         request = json.loads(line)
         child = os.fork()
         if child == 0:
-            _become(irpe.cli.main.main, **request)
+            become(irpe.cli.main.main, **request)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
 
-def _become(main, arguments, cwd, seconds):
-    """Runs the program in this process, which ends with it."""
+def become(main, arguments, cwd, seconds):
+    """Runs the program in this process, which ends with it.
+
+    Args:
+        main: The program.
+        arguments: Its arguments.
+        cwd: Where it runs; what it writes goes to `stdout` and `stderr` beside that folder.
+        seconds: How long it may run; 0 is for ever.
+    """
     code = 99
     try:
         os.chdir(cwd)

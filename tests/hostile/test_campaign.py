@@ -1,15 +1,20 @@
 """The campaign: a seeded part of it in every run of the tests, the rest with `pytest -m slow`."""
 
+from contextlib import closing
+from unittest.mock import ANY
+
 import numpy as np
 import pytest
 import torch
-from hostile import areas, operators
+from hostile import areas, disks, mounts, operators
 from hostile.cases import Case, run
 
 import irpe
 
 
 def check(name, size, folder):
+    if name == "disks" and not mounts.is_permitted():
+        pytest.skip("needs a mount namespace: unshare --mount")
     count = areas.run_area(name, size, folder)
     assert count.cases
     assert not count.failures, "\n".join(count.failures[:10])
@@ -24,6 +29,17 @@ def test_a_part_of_the_campaign(name, tmp_path):
 @pytest.mark.parametrize("name", areas.AREAS)
 def test_the_campaign(name, tmp_path):
     check(name, areas.WHOLE, tmp_path)
+
+
+@pytest.mark.slow
+def test_what_fails_on_a_full_disk_works_on_another(tmp_path):
+    if not mounts.is_permitted():
+        pytest.skip("needs a mount namespace: unshare --mount")
+    with closing(disks.DiskServer(tmp_path, "plain")) as server:
+        for arguments in disks.WRITING:
+            before = server.listing()
+            assert server.run(arguments) == (0, ANY), arguments
+            assert server.listing() - before, arguments
 
 
 def test_the_campaign_finds_what_is_wrong(monkeypatch):

@@ -1,4 +1,4 @@
-"""Threads and transforms of torch.func: the result is that of one plain call after the other."""
+"""Threads, forks and transforms of torch.func: the result is that of plain calls, one by one."""
 
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from adapters.small_models import make_vit, perturb
 from hostile.cases import Case
+from torch.utils.data import DataLoader, Dataset
 
 import irpe
 
@@ -31,6 +32,33 @@ def check_threads(spec, seed):
             found = list(pool.map(predict, inputs))
     wrong = sum(not torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     return f"{wrong} of {len(inputs)} forwards differ" if wrong else "equal"
+
+
+def check_fork(spec, seed):
+    """A process that is forked after a forward pass, and workers of a data loader."""
+    model = make_vit(dynamic_img_size=True)
+    perturb(irpe.equip(model, spec, absolute="none"), seed)
+    inputs = [torch.randn(3, *shape) for shape in SHAPES]
+    with torch.no_grad():
+        expected = [model(x[None]) for x in inputs]
+    loader = DataLoader(_Predicted(model, inputs), 1, num_workers=2, collate_fn=lambda x: x[0])
+    found = list(loader)
+    wrong = sum(not torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    return f"{wrong} of {len(inputs)} forwards differ" if wrong else "equal"
+
+
+class _Predicted(Dataset):
+    """What a model predicts, in the process that asks."""
+
+    def __init__(self, model, inputs):
+        self.model, self.inputs = model, inputs
+
+    def __len__(self):
+        return len(self.inputs)
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            return self.model(self.inputs[index][None])
 
 
 def _function(spec, seed):
@@ -94,7 +122,7 @@ def check_hessian(spec, seed):
     return _close(found, _numeric(gradient, x, direction), 1e-5)
 
 
-CHECKS = [check_threads, check_jvp, check_grad, check_vmap, check_jacrev, check_hessian]
+CHECKS = [check_threads, check_fork, check_jvp, check_grad, check_vmap, check_jacrev, check_hessian]
 
 
 def cases(seed, count):

@@ -253,3 +253,44 @@ def test_what_is_not_a_grid_says_so(grid):
 def test_tables_that_no_machine_holds_are_refused_with_their_size():
     with pytest.raises(ValueError, match=r"product-contextual-k@1e\+06.* GiB in float32"):
         RPEAttention(32, num_heads=4, spec="product-contextual-k@1e6")
+
+
+@pytest.mark.parametrize("spec", ["product-contextual-qkv", "transformer-xl"])
+def test_tables_meet_queries_and_keys_before_a_rotation(spec):
+    encoding = make_attention(spec).rpe
+    q, k, v = torch.randn(3, 2, 4, 16, 8, dtype=torch.float64)
+    angle = torch.arange(16.0, dtype=torch.float64)[:, None]
+
+    def rotate(x):
+        a, b = x.chunk(2, dim=-1)
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+    shift = getattr(encoding, "content_shift", torch.zeros(8)).double()
+    b = encoding.scores(q, k, grid=GRID) - (k @ shift).unsqueeze(-2)
+    e = (rotate(q + shift) @ rotate(k).mT + b) * 8**-0.5
+    weights = encoding.weights(q, k, grid=GRID, rotate=rotate)
+    torch.testing.assert_close(weights, e.softmax(-1))
+    z = encoding(q, k, v, grid=GRID, rotate=rotate)
+    expected = encoding(q, k, v, grid=GRID, attn_mask=((rotate(q + shift) @ rotate(k).mT
+        - (q + shift) @ k.mT) * 8**-0.5))  # fmt: skip
+    torch.testing.assert_close(z, expected)
+    assert (z - encoding(q, k, v, grid=GRID)).abs().max() > 0.1
+
+
+SCORED = ["product-contextual-qkv", "cross-bias-k", "product-bias-k+unshared", "transformer-xl"]
+
+
+@pytest.mark.parametrize("spec", SCORED)
+def test_a_temperature_is_a_factor_of_all_scores(spec):
+    encoding = make_attention(spec).rpe.double()
+    q, k, v = torch.randn(3, 2, 4, 16, 8, dtype=torch.float64)
+    temperature = torch.tensor([0.5, 1.0, 2.0, 3.0], dtype=torch.float64)[:, None, None]
+    e = (q @ k.mT + encoding.scores(q, k, grid=GRID)) * temperature
+    weights = encoding.weights(q, k, grid=GRID, temperature=temperature)
+    torch.testing.assert_close(weights, e.softmax(-1))
+    z = encoding(q, k, v, grid=GRID, temperature=temperature)
+    for head, factor in enumerate(temperature.flatten().tolist()):
+        alone = encoding(q, k, v, grid=GRID, scale=factor)
+        torch.testing.assert_close(z[:, head], alone[:, head])
+    with pytest.raises(ValueError, match=r"scale 0\.5: a temperature stands in its place"):
+        encoding(q, k, v, grid=GRID, temperature=temperature, scale=0.5)

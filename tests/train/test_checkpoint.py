@@ -145,6 +145,12 @@ def test_a_directory_without_room(tmp_path):
         check_disk_space(tmp_path, 10**18)
 
 
+def test_a_disk_without_space_gets_no_folders(tmp_path):
+    with pytest.raises(OSError, match="MB left"):
+        check_disk_space(tmp_path / "runs" / "laptop", 10**18)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="cannot be written to"):

@@ -147,6 +147,14 @@ def test_bad_values(field, value, match):
         CONFIG.replace(**{field: value})
 
 
+def test_colour_jitter_beside_a_policy_that_replaces_it():
+    policy = CONFIG.replace(auto_augment="rand-m9-mstd0.5-inc1")
+    with pytest.raises(ValueError, match=r"color_jitter = 0.4 does nothing beside auto_augment"):
+        policy.replace(color_jitter=0.4)
+    CONFIG.replace(auto_augment="3a", color_jitter=0.4)  # DeiT III has both
+    CONFIG.replace(color_jitter=0.4)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "match"),
     [

@@ -13,6 +13,7 @@ import irpe
 from irpe.core.methods import METHODS
 from irpe.profile.count import count_macs, count_parameters
 from irpe.viz.explorer import MODELS
+from irpe.viz.offset_colours import bucket_colours
 
 ASSETS = Path(irpe.__file__).parent / "viz/assets"
 NODE = shutil.which("node")
@@ -74,6 +75,34 @@ def test_buckets_of_large_grids_equal_the_core():
         offsets = irpe.Grid(grid).distinct_offsets()
         ids = METHODS[spec.method].ids(offsets, spec.index_function)
         assert page["offsets"] == [item.flatten().tolist() for item in ids], (spec, grid)
+
+
+COLOURS = """
+const { bucketMaps } = require(process.argv[1]);
+const { bucketColours } = require(process.argv[2]);
+const settings = JSON.parse(require("fs").readFileSync(0));
+console.log(JSON.stringify(settings.map(({ spec, grid }) =>
+  bucketMaps(spec.method, spec.index, grid, 1).map(
+    (map) => Object.fromEntries(bucketColours(map, spec.method, grid))))));
+"""
+
+
+def test_colours_of_buckets_are_those_of_the_figures():
+    cases = [(spec, grid) for spec, grid, _ in random_settings(60, seed=2)]
+    done = subprocess.run(
+        [NODE, "-e", COLOURS, str(ASSETS / "buckets.js"), str(ASSETS / "colours.js")],
+        input=json.dumps([{"spec": as_page_spec(s), "grid": g} for s, g in cases]),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    for (spec, grid), tables in zip(cases, json.loads(done.stdout), strict=True):
+        expected = [
+            {str(bucket): [255 * band for band in colour] for bucket, colour in table.items()}
+            for table in bucket_colours(spec, irpe.Grid(grid))
+        ]
+        assert [table.keys() for table in tables] == [table.keys() for table in expected]
+        for ours, theirs in zip(tables, expected, strict=True):
+            for bucket, colour in ours.items():
+                assert colour == pytest.approx(theirs[bucket], abs=0.51)
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,18 @@ def test_attention_is_softmax_of_the_scores_with_and_without_what_the_encoding_a
     assert (with_it - call.attention_without()).abs().max() > 0.01
 
 
+def test_shares_are_of_what_softmax_sees_of_the_scores():
+    (call, _) = capture(equipped_vit("product-contextual-qk"), images(batch=1))
+    b, scores = call.extra_weights(), call.q[0] @ call.k[0].transpose(-2, -1)
+    own, plain = (x - x.mean(-1, keepdim=True) for x in (b, scores))
+    unit = float(own.square().mean().sqrt() + plain.square().mean().sqrt())
+    torch.testing.assert_close(call.score_shares(), own / unit)
+    assert call.encoding_share() == pytest.approx(float(own.square().mean().sqrt()) / unit)
+    for table in call.encoding.parameters():
+        nn.init.zeros_(table)
+    assert call.encoding_share() == 0.0
+
+
 def test_queries_are_those_after_the_normalisation_of_the_host():
     model = equipped_vit("product-bias-k", qk_norm=True)
     x = images()

@@ -71,8 +71,17 @@ def test_boxes_names_and_scores_are_drawn():
 def test_true_boxes_are_dashed_in_the_colour_of_their_class():
     figure = plot_detections(picture(), BOXES[:1], ["dog"], [0.5], truth=[(BOXES[1], "cat")])
     assert drawn(figure.axes[0]) == [(BOXES[1], COLOURS[0], True), (BOXES[0], COLOURS[1], False)]
-    assert texts(figure.axes[0]) == ["dog 0.50"]
+    assert texts(figure.axes[0]) == [" cat ", "dog 0.50"]
     assert legend(figure) == ["found", "true"]
+
+
+def test_that_nothing_was_found_is_said_with_the_threshold():
+    figure = plot_detections(picture(), [], [], [], threshold=0.3)
+    assert texts(figure.axes[0]) == ["nothing above 0.3"]
+    items = [DetectedImage(picture(), [], [], [], [(BOXES[1], "cat")], threshold=0.25)]
+    items.append(DetectedImage(picture(), BOXES[:1], ["cat"], [0.5], threshold=0.25))
+    sheet = plot_contact_sheet(items)
+    assert [texts(axes) for axes in sheet.axes] == [[" cat ", "nothing above 0.25"], ["0.50"]]
 
 
 @pytest.mark.parametrize("size", [(640, 480), (300, 900), (4000, 700)])
@@ -116,7 +125,8 @@ def test_a_sheet_has_titles_scores_true_boxes_and_a_legend():
     assert len(figure.axes) == 5
     for axes, item in zip(figure.axes, items, strict=True):
         assert axes.get_title() == item.title
-        assert texts(axes) == [f"{score:.2f}" for score in sorted(item.scores)]
+        names = [f" {label} " for _, label in item.truth]
+        assert texts(axes) == names + [f"{score:.2f}" for score in sorted(item.scores)]
         assert [dashed for _, _, dashed in drawn(axes)] == [True] * 3 + [False] * 3
     assert legend(figure) == ["platelet", "cell", "found", "true"]
     lines = figure.legends[0].get_lines()

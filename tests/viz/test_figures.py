@@ -8,7 +8,8 @@ import torch
 
 import irpe
 from irpe import viz
-from irpe.viz.attention_maps import reference_places
+from irpe.viz.head_maps import short_name
+from irpe.viz.weight_maps import reference_places, references
 
 pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 pytest.importorskip("timm", reason="needs the extra 'timm'")
@@ -56,16 +57,28 @@ def test_bucket_maps_show_who_shares_a_bucket(method, prefix):
 def test_bucket_maps_by_default_are_those_of_the_paper():
     figure = viz.plot_buckets()
     titles = [axes.get_title() for axes in figure.axes[:5]]
-    assert [title.split("\n")[1].split()[0] for title in titles] == ["20", "51", "28", "28", "50"]
+    numbers = [20, 51, 28, 28, 50]
+    assert [t.split("\n")[1] for t in titles] == [f"{n} buckets in use" for n in numbers]
     stars = [[(line.get_xdata()[0], line.get_ydata()[0]) for line in a.lines] for a in figure.axes]
     assert stars == [[(0, 2)]] * 5 + [[(7, 9)]] * 5  # two lines for the prefix token stand above
 
 
 def test_titles_tell_encodings_of_one_method_apart():
     specs = ["product-bias-k", "product-bias-k@clip2", "cross-bias-k@1:2:5"]
-    titles = [a.get_title() for a in viz.plot_buckets(specs, (3, 5), 0, [(0, 0)]).axes]
+    titles = [a.get_title() for a in viz.plot_buckets(specs, (5, 5), 0, [(0, 0)]).axes]
     names = ["product", "product @clip2", "cross @1:2:5, rows", "cross @1:2:5, columns"]
     assert [title.split("\n")[0] for title in titles] == names
+
+
+def test_flat_maps_stand_below_each_other_and_are_larger_than_their_stars():
+    figure = viz.plot_buckets(grid=(7, 28))
+    figure.canvas.draw()
+    boxes = [axes.get_window_extent() for axes in figure.axes]
+    assert [round(box.x0) for box in boxes[::2]] == [round(boxes[0].x0)] * 5
+    for axes, box in zip(figure.axes, boxes, strict=True):
+        star = axes.lines[0].get_markersize() * figure.dpi / 72
+        assert star < 1.5 * box.width / 28
+        assert box.height > axes.title.get_fontsize() * figure.dpi / 72
 
 
 def test_more_prefix_tokens_than_columns_take_more_lines():
@@ -74,27 +87,66 @@ def test_more_prefix_tokens_than_columns_take_more_lines():
     assert int((~picture[:2].isnan()).sum()) == 5
 
 
-def test_weights_are_b_of_five_by_five_patches():
+def test_weights_are_shares_of_the_scores_at_the_reference_patches():
     first, second = calls()
     shown = pictures(viz.plot_weights([first, second], heads=[1, 0]))
     assert len(shown) == 4
     rows, columns = first.grid.shape
-    down, across = reference_places(rows), reference_places(columns)
-    assert (down, across) == ([0, 1, 2], [0, 1, 2, 3, 4])
+    patches = [(row, column) for row in (0, 1, 2) for column in (0, 2, 4)]
+    assert [patch for line in references(first.grid) for patch in line] == patches
     for picture, (call, head) in zip(
         shown, [(first, 1), (second, 1), (first, 0), (second, 0)], strict=True
     ):
-        b = call.extra_weights()[head, 1:, 1:].view(rows, columns, rows, columns)
-        for line, row in enumerate(down):
-            for place, column in enumerate(across):
-                top, left = line * (rows + 1), place * (columns + 1)
-                tile = picture[top : top + rows, left : left + columns]
-                torch.testing.assert_close(tile, b[row, column])
-        assert int(picture.isnan().sum()) == picture.numel() - 15 * rows * columns
+        b = call.score_shares()[head, 1:, 1:].view(rows, columns, rows, columns)
+        for number, patch in enumerate(patches):
+            top, left = number // 3 * (rows + 1), number % 3 * (columns + 1)
+            tile = picture[top : top + rows, left : left + columns]
+            torch.testing.assert_close(tile, b[patch])
+        assert int(picture.isnan().sum()) == picture.numel() - 9 * rows * columns
 
 
-def test_five_places_are_spread_evenly_over_an_axis():
-    assert [reference_places(n) for n in (1, 2, 14)] == [[0], [0, 1], [0, 3, 6, 10, 13]]
+def test_weights_have_one_scale_that_shows_little_as_little():
+    model = irpe.equip(make_vit(), "product-contextual-k", layers=[0])
+    irpe.equip(model, "product-bias-k", layers=[1])
+    torch.nn.init.normal_(model.blocks[1].attn.rpe.bias_tables[0], std=100.0)
+    weak, strong = viz.capture(model, images(batch=1))
+    torch.nn.init.normal_(weak.encoding.key_tables[0], std=1e-3)
+    for drawn, bound in (([weak], 1.0), ([weak, strong], float(strong.score_shares().abs().max()))):
+        figure = viz.plot_weights(drawn, heads=[0], image=viz.default_image())
+        limits = [axes.images[0].get_clim() for axes in figure.axes[1 : 1 + len(drawn)]]
+        assert limits == [limits[0]] * len(drawn)
+        assert 1.0 <= limits[0][1] <= bound
+    titles = [axes.get_title() for axes in figure.axes[:3]]
+    assert titles[0] == "image, with the\nreference patches"
+    assert float(titles[1].split("encoding: ")[1].split()[0]) < 1
+    assert float(titles[2].split("encoding: ")[1].split()[0]) > 90
+
+
+def test_reference_patches_are_spread_and_follow_the_longer_side():
+    assert [reference_places(n) for n in (1, 2, 7, 14)] == [[0], [0, 1], [1, 3, 5], [2, 6, 11]]
+    assert references(irpe.Grid((7, 28))) == [[(3, 4)], [(3, 14)], [(3, 23)]]
+    assert references(irpe.Grid((28, 7))) == [[(4, 3), (14, 3), (23, 3)]]
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        ("blocks.0.attn", "blocks.0"),
+        ("model.encoder.layers.3.self_attn", "layers.3"),
+        ("layers.1.blocks.0.attn", "layers.1.blocks.0"),
+        ("attention", "attention"),
+    ],
+)
+def test_names_of_attentions_are_short(name, short):
+    assert short_name(name) == short
+
+
+def test_scales_are_in_per_cent_without_an_exponent_beside_them():
+    figure = viz.plot_attention(calls()[:1], (0, 0))
+    figure.canvas.draw()
+    for axes in figure.axes[-2:]:  # the scales
+        assert axes.yaxis.get_offset_text().get_text() == ""
+        assert all(label.get_text().endswith(" %") for label in axes.get_yticklabels())
 
 
 def test_attention_shows_without_with_and_the_change():
@@ -104,31 +156,18 @@ def test_attention_shows_without_with_and_the_change():
     torch.testing.assert_close(without, call.attention_without()[0, query, 1:].view(3, 5))
     torch.testing.assert_close(with_it, call.attention()[0, query, 1:].view(3, 5))
     torch.testing.assert_close(change, with_it - without)
-    mean = pictures(viz.plot_attention([call], (2, 1)))[1]
-    torch.testing.assert_close(mean, call.attention().mean(0)[query, 1:].view(3, 5))
-
-
-@pytest.mark.parametrize("spec", ["cross-contextual-qv+unshared", "product-bias-k+unshared"])
-def test_tables_are_shown_row_by_row_heads_side_by_side(spec):
-    model = perturb(irpe.equip(make_vit(), spec))
-    shown = pictures(viz.plot_tables(model))
-    roles = ["query_tables", "value_tables", "bias_tables"]
-    number = 0
-    for role in roles:
-        for axis in range(len(getattr(model.blocks[0].attn.rpe, role))):
-            for block in model.blocks:
-                table = getattr(block.attn.rpe, role)[axis].detach()
-                heads = table if table.ndim == 3 else table[..., None]
-                torch.testing.assert_close(shown[number], torch.cat([heads[0], heads[1]], 1))
-                number += 1
-    assert number == len(shown)
+    mean = pictures(viz.plot_attention([call]))[1]  # of the centre
+    torch.testing.assert_close(mean, call.attention().mean(0)[1 + 1 * 5 + 2, 1:].view(3, 5))
 
 
 def test_costs_are_drawn_as_given():
     macs = {"direct": [1e9, 4e9], "per bucket": [5e8, 1e9]}
-    (axes,) = viz.plot_cost_curves([224, 448], macs).axes
+    (axes,) = viz.plot_cost_curves([224, 448], macs, [1e10, 2e10]).axes
     drawn = {line.get_label(): line.get_ydata().tolist() for line in axes.lines}
-    assert drawn == {"direct": [1.0, 4.0], "per bucket": [0.5, 1.0]}
+    assert drawn == {"direct": [10.0, 20.0], "per bucket": [5.0, 5.0]}
+    assert axes.get_yscale() == "log"
+    figure = viz.plot_cost_curves([224], {"bias": [0.0], "k": [1e9]}, [1e10])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["bias: nothing", "k"]
     bars = viz.plot_cost_bars({"none": 2.0, "k": 2.5}, {"none": 100, "k": 101}, "none").axes
     widths = [[bar.get_width() for bar in axes.patches] for axes in bars]
     assert widths == [[pytest.approx(25)], [pytest.approx(1)]]
@@ -150,7 +189,7 @@ def draw_nothing():
             irpe.equip(make_vit(), "cross-bias-k"), [7]
         ),
         "at least one block": lambda: viz.plot_tables(irpe.equip(make_vit(), "cross-bias-k"), []),
-        "2 values for 1 resolutions": lambda: viz.plot_cost_curves([224], {"k": [1, 2]}),
+        "2 values for 1 resolutions": lambda: viz.plot_cost_curves([224], {"k": [1, 2]}, [1]),
         "for the reference 'plain'": lambda: viz.plot_cost_bars({"k": 1}, {"k": 1}, "plain"),
         "at least one run": lambda: viz.plot_training({}),
     }

@@ -57,16 +57,18 @@ def test_tables_that_favour_neighbours_shorten_the_distance_in_their_block_alone
     assert locality.uniform == pytest.approx((uniform, uniform))
 
 
-def test_the_curves_are_the_numbers():
+def test_the_bars_are_the_changes_with_the_numbers_beside_them():
     pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
     locality = measure_locality(capture(near_sighted_model(), torch.zeros(1, 3, 48, 48)))
     (axes,) = plot_locality(locality).axes
-    drawn = {line.get_label(): tuple(line.get_ydata()) for line in axes.lines}
-    assert drawn == {
-        "with the encoding": locality.with_encoding,
-        "tables zero": locality.without_encoding,
-        "uniform attention": locality.uniform,
-    }
+    pairs = list(zip(locality.with_encoding, locality.without_encoding, strict=True))
+    changes = [with_it - without for with_it, without in pairs]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx(changes)
+    texts = [text.get_text() for text in axes.texts]
+    assert texts == [f"{round(a - b, 2) + 0.0:+.2f}  ({b:.2f} → {a:.2f})" for a, b in pairs]
+    low, high = axes.get_xlim()
+    assert low < min(changes) < 0 < high
+    assert -low == high
 
 
 def test_nothing_captured_is_an_error():

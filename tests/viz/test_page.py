@@ -41,8 +41,19 @@ def file(learned, tmp_path_factory):
 
 
 @pytest.fixture
-def page(file, tmp_path):
+def run_page(file, tmp_path):
+    """The page of a run."""
     with Page(file, tmp_path / "profile") as page:
+        yield page
+        assert page.errors == []
+
+
+@pytest.fixture
+def page(tmp_path):
+    """The page without a run."""
+    path = tmp_path / "plain.html"
+    path.write_text(explorer_page())
+    with Page(path, tmp_path / "profile") as page:
         yield page
         assert page.errors == []
 
@@ -61,12 +72,38 @@ def check_values(page, spec, grid, prefix):
     return int(parameters.replace(",", ""))
 
 
-def test_the_page_loads_nothing_but_itself(page, file):
+def test_the_page_loads_nothing_but_itself(run_page, file):
+    page = run_page
     assert page.run("document.querySelector('#learned').hidden") is False
     assert page.run("document.querySelector('#run-name').textContent") == "run <7>"
     assert page.requests[0] == file.as_uri()
     assert all(url.startswith("data:image/png") for url in page.requests[1:])
-    check_values(page, "product-contextual-k", (14, 14), 1)
+
+
+def box(page, selector):
+    """Left, top, right and bottom of an element."""
+    return page.run(
+        f"(() => {{ const b = document.querySelector('{selector}').getBoundingClientRect();"
+        "return [b.left, b.top, b.right, b.bottom]; })()"
+    )
+
+
+def test_a_run_opens_on_its_grid_and_encoding_with_what_it_learned_in_sight(run_page):
+    check_values(run_page, "cross-contextual-qk@1.5+unshared", (3, 5), 1)
+    run_page.choose("head", "0")  # the first picture is drawn by then
+    for selector in (CANVAS, "#weights", "#table-image"):
+        left, top, right, bottom = box(run_page, selector)
+        assert 0 <= left < right <= 1280
+        assert 0 <= top < bottom <= 900
+
+
+def test_a_run_of_one_encoding_opens_on_it(tmp_path):
+    for number, spec in enumerate(["euclidean-bias-k@clip2", "product-contextual-qkv@1:2:5"]):
+        model = irpe.equip(make_vit(img_size=(24, 40)), spec)
+        path = tmp_path / f"{number}.html"
+        path.write_text(explorer_page(capture(model, images(24, 40, batch=1)), default_image()))
+        with Page(path, tmp_path / f"profile{number}") as page:
+            check_values(page, spec, (3, 5), 1)
 
 
 CHANGES = [  # a control, its value, and what the encoding, the grid and the prefix tokens are then
@@ -200,8 +237,8 @@ def test_the_arrow_keys_move_the_star_and_stop_at_the_edge(page):
     assert page.run("state.star") == [13, 8]
 
 
-def test_controls_can_be_reached_by_keyboard(page):
-    reached = set()
+def test_controls_can_be_reached_by_keyboard(run_page):
+    page, reached = run_page, set()
     for _ in range(40):
         page.press_tab()
         reached.add(page.run("document.activeElement.id || document.activeElement.tagName"))
@@ -211,7 +248,8 @@ def test_controls_can_be_reached_by_keyboard(page):
 
 @pytest.mark.parametrize("head", ["mean", "0", "1"])
 @pytest.mark.parametrize("block", [0, 1])
-def test_what_was_learned_is_shown_for_block_and_head(page, learned, block, head):
+def test_what_was_learned_is_shown_for_block_and_head(run_page, learned, block, head):
+    page = run_page
     page.choose("block", str(block))
     page.choose("head", head)
     call = learned[block]
@@ -224,10 +262,14 @@ def test_what_was_learned_is_shown_for_block_and_head(page, learned, block, head
     expected = b.mean(0) if head == "mean" else b[int(head)]
     shown = torch.tensor(page.run("chosenWeights()"))
     torch.testing.assert_close(shown, expected, rtol=2e-3, atol=2e-3)
+    shares = (expected - expected.mean()) / call.score_unit()
+    drawn = torch.tensor(page.run("scoreShares()"))
+    torch.testing.assert_close(drawn, shares, rtol=2e-3, atol=2e-3)
     assert page.run("document.querySelector('#weights').toDataURL()") != before
 
 
-def test_tables_of_blocks_are_shown(page, learned):
+def test_tables_of_blocks_are_shown(run_page, learned):
+    page = run_page
     image = "document.querySelector('#table-image').toDataURL()"
     seen = set()
     for block, count in ((0, 4), (1, 1)):
@@ -237,8 +279,8 @@ def test_tables_of_blocks_are_shown(page, learned):
             seen.add(page.run(image))
     assert len(seen) == 5
     text = page.run("document.querySelector('#table-status').textContent")
-    largest = float(learned[1].encoding.bias_tables[0].detach().abs().max())
-    assert text.startswith("50 rows")
+    largest = float(learned[1].encoding.bias_tables[0].detach()[:, :-1].abs().max())
+    assert text.startswith("49 buckets")
     assert float(text.split()[-1].rstrip(".")) == pytest.approx(largest, rel=0.01)
 
 
@@ -249,7 +291,8 @@ def test_widths_and_dark_mode(file, tmp_path, width, dark):
         background = page.run("getComputedStyle(document.body).backgroundColor")
         assert background == ("rgb(20, 23, 26)" if dark else "rgb(251, 251, 249)")
         if width < 500:
-            page.tap(CANVAS, *cell(1, 12))
-            assert page.run("state.star") == [1, 12]
-            check_values(page, "product-contextual-k", (14, 14), 1)
+            assert box(page, CANVAS)[3] < min(844, box(page, "#controls")[1])
+            page.tap(CANVAS, *cell(1, 3, 3, 5))
+            assert page.run("state.star") == [1, 3]
+            check_values(page, "cross-contextual-qk@1.5+unshared", (3, 5), 1)
         assert page.errors == []

@@ -15,7 +15,7 @@ def lines(axes):
 
 
 def test_curves_are_means_and_points_are_seeds():
-    figure = plot_robustness(BY_SIZE, BY_MOVE, [28])
+    figure = plot_robustness(BY_SIZE, BY_MOVE, [28], 400)
     left, right = figure.axes
     trained, *drawn = lines(left)
     assert list(trained[0]) == [28, 28]
@@ -32,19 +32,26 @@ def test_curves_are_means_and_points_are_seeds():
 
 
 def test_both_panels_have_the_same_scale_and_show_all_points():
-    left, right = plot_robustness(BY_SIZE, BY_MOVE, [28]).axes
+    left, right = plot_robustness(BY_SIZE, BY_MOVE, [28], 400).axes
     assert left.get_ylim() == right.get_ylim()
     low, high = left.get_ylim()
     assert low < 10
     assert high > 80
 
 
+def test_bars_are_two_standard_errors_over_the_images():
+    _, right = plot_robustness(BY_SIZE, BY_MOVE, [28], 400).axes
+    (low, high) = right.collections[0].get_segments()[1][:, 1]
+    assert (high + low) / 2 == pytest.approx(20)
+    assert (high - low) / 2 == pytest.approx(2 * (20 * 80 / 400) ** 0.5)
+
+
 def test_a_line_marks_each_size_of_training():
-    left, _ = plot_robustness(BY_SIZE, BY_MOVE, [28, 20, 28]).axes
+    left, _ = plot_robustness(BY_SIZE, BY_MOVE, [28, 20, 28], 400).axes
     assert [list(x) for x, _ in lines(left)[:2]] == [[20, 20], [28, 28]]
 
 
 @pytest.mark.parametrize("by_move", [{}, {"K": BY_MOVE["K"]}])
 def test_both_panels_need_the_same_labels(by_move):
     with pytest.raises(ValueError, match="both need the same"):
-        plot_robustness(BY_SIZE, by_move, [28])
+        plot_robustness(BY_SIZE, by_move, [28], 400)

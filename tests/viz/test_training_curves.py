@@ -28,13 +28,38 @@ def test_epochs_that_were_not_evaluated_leave_no_gap():
     assert [line.get_xdata().tolist() for line in loss.lines] == [[2.0, 4.0], [1.0, 2.0, 3.0, 4.0]]
 
 
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
 def test_curves_are_the_metrics():
     pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
     figure = plot_training({"a": CLASSIFIER, "b": {**CLASSIFIER, "top1": [50.0, 55.0]}})
     accuracy, loss = figure.axes
-    drawn = {line.get_label(): line.get_ydata().tolist() for line in accuracy.lines}
-    assert drawn == {"a, best 60.00 %": [40.5, 60.0], "b, best 55.00 %": [50.0, 55.0]}
+    assert [line.get_ydata().tolist() for line in accuracy.lines] == [[40.5, 60.0], [50.0, 55.0]]
+    assert legend(figure) == ["a: 60.0 %", "b: 55.0 %"]
     assert [line.get_ydata().tolist() for line in loss.lines] == [[1.5, 1.0], [2.0, 1.25]] * 2
+
+
+def test_seeds_have_one_colour_and_one_entry():
+    pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
+    other = {**CLASSIFIER, "top1": [50.0, 55.0]}
+    figure = plot_training({"a": [CLASSIFIER, other], "b": [other]})
+    colours = [line.get_color() for line in figure.axes[0].lines]
+    assert colours[0] == colours[1] != colours[2]
+    assert legend(figure) == ["a: 60.0 %, 55.0 %", "b: 55.0 %"]
+
+
+@pytest.mark.parametrize("count", [12, 40])
+def test_a_legend_of_many_runs_is_smaller_than_the_plot(count):
+    pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
+    names = {f"a long name of a run {n}": {**CLASSIFIER, "top1": [1.0, n]} for n in range(count)}
+    figure = plot_training(names)
+    figure.canvas.draw()
+    plots = sum(axes.get_window_extent().height for axes in figure.axes)
+    assert figure.legends[0].get_window_extent().height < plots / 2
+    named = [int(text.split(":")[0].split()[-1]) for text in legend(figure)]
+    assert named == list(range(max(0, count - 16), count))  # those with the best scores
 
 
 def test_detectors_show_average_precision():
@@ -45,10 +70,11 @@ def test_detectors_show_average_precision():
         "AP": [NAN, 0.1, 0.2],
         "AP50": [NAN, 0.25, 0.5],
     }
-    score, loss = plot_training({"a": metrics}).axes
-    drawn = {line.get_label(): line.get_xydata().tolist() for line in score.lines}
-    assert drawn["a, best AP 0.200"] == [[2.0, 0.1], [3.0, 0.2]]
-    assert [[2.0, 0.25], [3.0, 0.5]] in drawn.values()
+    figure = plot_training({"a": metrics})
+    score, loss = figure.axes
+    drawn = [line.get_xydata().tolist() for line in score.lines]
+    assert drawn == [[[2.0, 0.1], [3.0, 0.2]], [[2.0, 0.25], [3.0, 0.5]]]
+    assert legend(figure) == ["a: AP 0.200"]
     assert [line.get_ydata().tolist() for line in loss.lines] == [[17.0, 12.0, 11.0]]
     assert all(line.get_marker() == "None" for line in score.lines)
     alone = {name: values[:2] for name, values in metrics.items()}

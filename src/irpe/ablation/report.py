@@ -1,10 +1,11 @@
-"""The report of an ablation: numbers, figures, and sentences that claim no more than the data."""
+"""The report of an ablation: an answer, a table, and sentences that claim no more than the data."""
 
 import dataclasses
 import json
 import platform
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,113 @@ import timm
 import torch
 
 import irpe
+from irpe.ablation.answer import answer, difference, find_reference
 from irpe.ablation.cells import SHIFTS, Cell
 from irpe.ablation.statistics import RowResult, compare
 from irpe.files import write_text
+from irpe.train.classification.config import ClassifierConfig
 from irpe.train.runs import read_metrics
 from irpe.viz import plot_scores, plot_training, save_figure
 
 _VERDICTS = {"better": "better than", "tie": "tie with", "worse": "worse than"}
+LEGEND = (
+    "Mean over the seeds ± half the distance between the best and the worst seed, in brackets the "
+    "standard error over the test images. Moved: each image shifted right, down, left or up by "
+    "whole patches, black where nothing is known. Effect: how much of the attention's output the "
+    "encoding is. Step: time of a training step, one thread, relative to the fastest row."
+)
+
+
+@dataclass(frozen=True)
+class AblationReport:
+    """All that is reported of an ablation.
+
+    Args:
+        title: The heading.
+        recipe: The recipe that every cell trained.
+        rows: The results by row.
+        cells: The runs behind them.
+        facts: What was run, by the name of each fact.
+        failures: What to say of cells that failed.
+    """
+
+    title: str
+    recipe: str
+    rows: Sequence[RowResult]
+    cells: Sequence[Cell]
+    facts: dict[str, str]
+    failures: Sequence[str] = ()
+
+    @property
+    def config(self) -> ClassifierConfig:
+        """The budget of every cell."""
+        return self.cells[0].config
+
+    def answer(self) -> list[str]:
+        """Returns what to do, and what failed."""
+        return [*self.failures, *answer(self.rows, self.recipe, self.config.data)]
+
+    def write(self, directory: Path) -> None:
+        """Writes report.md, results.json and the figures to a folder."""
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(directory / "results.json", json.dumps(self._as_json(), indent=2) + "\n")
+        for name, figure in self._figures().items():
+            save_figure(figure, directory / f"{name}.png")
+        write_text(directory / "report.md", "\n\n".join(self._body()) + "\n")
+
+    def _body(self) -> list[str]:
+        versions = ", ".join(f"{name} {value}" for name, value in _versions().items())
+        return [
+            f"# {self.title}",
+            "\n".join(f"- {line}" for line in self.answer()),
+            markdown_table(self.rows),
+            LEGEND,
+            "\n".join(f"- {sentence}" for sentence in sentences(self.rows)),
+            "\n".join(f"- {name}: {text}" for name, text in self.facts.items()),
+            f"The same budget for every row; {versions}. Figures beside this file: `top1.png`, "
+            "`curves.png`; all values: `results.json`.",
+        ]
+
+    def _as_json(self) -> dict[str, Any]:
+        settings = {
+            **dataclasses.asdict(self.config),
+            "encoding": "by row", "absolute": "by row", "seed": "by cell",
+        }  # fmt: skip
+        return {
+            "title": self.title,
+            "answer": self.answer(),
+            "rows": [_row_as_json(row) for row in self.rows],
+            "sentences": sentences(self.rows),
+            "facts": self.facts,
+            "settings": settings,
+            "versions": _versions(),
+        }
+
+    def _figures(self) -> dict[str, Any]:
+        scores = {
+            row.name: [[result.top1(shift) for result in row.results] for shift in SHIFTS]
+            for row in self.rows
+        }
+        errors = {row.name: [row.error(shift) for shift in SHIFTS] for row in self.rows}
+        names = {row.name for row in self.rows}
+        first = {c.row.name: c for c in reversed(self.cells) if (c.directory / _TABLE).is_file()}
+        runs = {name: read_metrics(first[name].directory) for name in names if name in first}
+        return {"top1": plot_scores(scores, errors), "curves": plot_training(runs)}
+
+
+_TABLE = "metrics.csv"
 
 
 def sentences(rows: Sequence[RowResult]) -> list[str]:
     """Returns what the data does and does not support, compared with one row, in plain words."""
-    reference = next((row for row in rows if row.name == "absolute"), rows[0])
+    reference = find_reference(rows)
     others = [row for row in rows if row is not reference]
     count = len(reference.results[0].correct[0])
-    seeds = len(reference.results)
+    seeds = min(len(row.results) for row in rows)
     text = [
         f"{count:,} test images, {seeds} seed{'s' * (seeds > 1)}. Two rows differ only if every "
         "seed of one beats every seed of the other and the difference is more than twice its "
-        "standard error over the test images; all else is called a tie."
+        "standard error over the test images (the number after ± below); all else is called a tie."
     ]
     if seeds < 2:
         text.append("One seed: how much seeds differ is not known, so no difference is claimed.")
@@ -42,7 +131,7 @@ def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -
     found: list[str] = []
     for verdict, words in _VERDICTS.items():
         names = [
-            f"{row.name} ({row.mean(shift) - reference.mean(shift):+.1f})"
+            f"{row.name} ({difference(row, reference, shift)})"
             for row in others
             if compare(row, reference, shift) == verdict
         ]
@@ -54,79 +143,38 @@ def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -
 def markdown_table(rows: Sequence[RowResult]) -> str:
     """Returns the final table."""
     cheapest = min(row.cost.step for row in rows)
-    head = "| | top-1 | moved by 1 | moved by 2 | top-5 | parameters | MACs (M) | time per step |"
+    head = "| | top-1 | moved by 1 | moved by 2 | top-5 | effect | parameters | MACs (M) | step |"
     lines = [
         f"| {row.name} | "
-        + " | ".join(f"{row.mean(s):.1f} ± {row.spread(s):.1f}" for s in SHIFTS)
-        + f" | {statistics.mean(r.top5 for r in row.results):.1f} | {row.cost.parameters:,} | "
-        f"{row.cost.macs / 1e6:.2f} | {1e3 * row.cost.step:.0f} ms "
+        + " | ".join(row.text(shift) for shift in SHIFTS)
+        + f" | {statistics.mean(r.top5 for r in row.results):.1f} | {effect_text(row)} | "
+        f"{row.cost.parameters:,} | {row.cost.macs / 1e6:.2f} | {1e3 * row.cost.step:.0f} ms "
         f"({row.cost.step / cheapest:.2f}x) |"
         for row in rows
     ]
-    return "\n".join([head, "| --- |" + " --- |" * 7, *lines])
+    return "\n".join([head, "| --- |" + " ---: |" * 8, *lines])
 
 
-def write_report(
-    directory: Path, title: str, rows: Sequence[RowResult], cells: Sequence[Cell]
-) -> None:
-    """Writes report.md, results.json and the figures.
-
-    Args:
-        directory: Where to.
-        title: The heading.
-        rows: The results by row.
-        cells: The runs behind them.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    config = cells[0].config
-    settings = {
-        **dataclasses.asdict(config), "encoding": "by row", "absolute": "by row", "seed": "by cell",
-    }  # fmt: skip
-    content = {
-        "title": title,
-        "rows": [_as_json(row) for row in rows],
-        "sentences": sentences(rows),
-        "settings": settings,
-        "versions": _versions(),
-    }
-    write_text(directory / "results.json", json.dumps(content, indent=2) + "\n")
-    for name, figure in _figures(rows, cells).items():
-        save_figure(figure, directory / f"{name}.png")
-    versions = ", ".join(f"{name} {value}" for name, value in _versions().items())
-    body = [
-        f"# {title}",
-        "\n".join(f"- {sentence}" for sentence in sentences(rows)),
-        markdown_table(rows),
-        "Mean over the seeds ± half the distance between the best and the worst seed. Moved: each "
-        "image shifted right, down, left or up by whole patches, black where nothing is known.",
-        "![Top-1 of each row](top1.png)",
-        "![The curves of the first seed](curves.png)",
-        f"{config.epochs} epochs, batch {config.batch_size}, learning rate {config.lr}, the same "
-        f"for every row; data: {config.data}; {versions}.",
-    ]
-    write_text(directory / "report.md", "\n\n".join(body) + "\n")
+def effect_text(row: RowResult) -> str:
+    """Returns how much of the attention a row's encoding is; nothing where it has none."""
+    return "" if row.effect is None else f"{row.effect:.1%}" + (" (!)" if row.is_idle else "")
 
 
-def _as_json(row: RowResult) -> dict[str, Any]:
+def _row_as_json(row: RowResult) -> dict[str, Any]:
     return {
         "row": row.name,
+        "encoding": row.row.encoding,
+        "absolute": row.row.absolute,
         "top1": [row.mean(shift) for shift in SHIFTS],
         "spread": [row.spread(shift) for shift in SHIFTS],
+        "error": [row.error(shift) for shift in SHIFTS],
+        "effect": row.effect,
         "seeds": [
             {"seed": r.seed, "top1": [r.top1(s) for s in SHIFTS], "top5": r.top5}
             for r in row.results
         ],
         **dataclasses.asdict(row.cost),
     }
-
-
-def _figures(rows: Sequence[RowResult], cells: Sequence[Cell]) -> dict[str, Any]:
-    scores = {
-        row.name: [[result.top1(shift) for result in row.results] for shift in SHIFTS]
-        for row in rows
-    }
-    runs = {c.row.name: read_metrics(c.directory) for c in cells if c.config.seed == 0}
-    return {"top1": plot_scores(scores), "curves": plot_training(runs)}
 
 
 def _versions() -> dict[str, Any]:
@@ -136,5 +184,4 @@ def _versions() -> dict[str, Any]:
         "timm": timm.__version__,
         "python": platform.python_version(),
         "processor": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
     }

@@ -9,7 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from irpe.ablation.cells import CellResult, RowCost
+from irpe.ablation.cells import CellResult
+from irpe.ablation.costs import RowCost
+from irpe.ablation.rows import AblationRow
+from irpe.adapters.effect import NEXT_TO_NOTHING
 
 Verdict = Literal["better", "worse", "tie", "unknown"]
 
@@ -22,27 +25,60 @@ class RowResult:
         name: Its name.
         results: One for each seed.
         cost: What it costs.
+        row: What it is.
     """
 
     name: str
     results: tuple[CellResult, ...]
     cost: RowCost
+    row: AblationRow
 
     def mean(self, shift: int = 0) -> float:
         """Returns the mean top-1 over the seeds."""
         return statistics.mean(result.top1(shift) for result in self.results)
 
-    def spread(self, shift: int = 0) -> float:
-        """Returns half the distance between the best and the worst seed."""
-        return half_range([result.top1(shift) for result in self.results])
+    def spread(self, shift: int = 0) -> float | None:
+        """Returns half the distance between the best and the worst seed; `None` for one seed."""
+        scores = [result.top1(shift) for result in self.results]
+        return half_range(scores) if len(scores) > 1 else None
+
+    def error(self, shift: int = 0) -> float:
+        """Returns the standard error of the mean over the test images, in percent."""
+        return _mean_and_error(100 * _rates(self, shift))[1]
+
+    @property
+    def effect(self) -> float | None:
+        """How much of the attention the encoding is: the mean over the seeds."""
+        found = [result.effect for result in self.results if result.effect is not None]
+        return statistics.mean(found) if found else None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the row has an encoding that did next to nothing."""
+        return self.effect is not None and self.effect < NEXT_TO_NOTHING
+
+    def text(self, shift: int = 0) -> str:
+        """Returns the mean, ± the spread of the seeds, in brackets the error over the images."""
+        spread = self.spread(shift)
+        seeds = "" if spread is None else f"±{spread:.1f}"
+        return f"{self.mean(shift):.1f}{seeds} ({self.error(shift):.1f})"
 
 
-def collect_rows(results: Sequence[CellResult], costs: Mapping[str, RowCost]) -> list[RowResult]:
-    """Returns the results by row, in the order in which the rows occur."""
-    names = dict.fromkeys(result.row for result in results)
+def collect_rows(
+    rows: Sequence[AblationRow], results: Sequence[CellResult], costs: Mapping[str, RowCost]
+) -> list[RowResult]:
+    """Returns the results by row; a row without any is left out.
+
+    Args:
+        rows: The rows.
+        results: What their cells found.
+        costs: What the rows cost, by name.
+    """
+    found = {row.name: tuple(r for r in results if r.row == row.name) for row in rows}
     return [
-        RowResult(name, tuple(result for result in results if result.row == name), costs[name])
-        for name in names
+        RowResult(row.name, found[row.name], costs[row.name], row)
+        for row in rows
+        if found[row.name]
     ]
 
 
@@ -61,7 +97,7 @@ def compare(row: RowResult, other: RowResult, shift: int = 0) -> Verdict:
         return "unknown"
     own = [result.top1(shift) for result in row.results]
     others = [result.top1(shift) for result in other.results]
-    difference, error = _paired_difference(row, other, shift)
+    difference, error = paired_difference(row, other, shift)
     if abs(difference) <= 2 * error:
         return "tie"
     if min(own) > max(others):
@@ -69,12 +105,16 @@ def compare(row: RowResult, other: RowResult, shift: int = 0) -> Verdict:
     return "worse" if max(own) < min(others) else "tie"
 
 
-def _paired_difference(row: RowResult, other: RowResult, shift: int) -> tuple[float, float]:
+def paired_difference(row: RowResult, other: RowResult, shift: int = 0) -> tuple[float, float]:
     """Returns the mean difference in percent, image by image, and its standard error."""
+    return _mean_and_error(100 * (_rates(row, shift) - _rates(other, shift)))
 
-    def rates(of: RowResult) -> Tensor:
-        correct = [result.correct[shift] for result in of.results]
-        return torch.tensor(correct, dtype=torch.float64).mean(0)
 
-    differences = 100 * (rates(row) - rates(other))
-    return differences.mean().item(), differences.std().item() / math.sqrt(len(differences))
+def _rates(row: RowResult, shift: int) -> Tensor:
+    """Returns for each test image the fraction of seeds that classify it correctly."""
+    correct = [result.correct[shift] for result in row.results]
+    return torch.tensor(correct, dtype=torch.float64).mean(0)
+
+
+def _mean_and_error(values: Tensor) -> tuple[float, float]:
+    return values.mean().item(), values.std().item() / math.sqrt(len(values))

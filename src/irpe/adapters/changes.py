@@ -73,25 +73,35 @@ def drop_parameter(module: nn.Module, name: str) -> Undo:
 
 def drop_module(module: nn.Module, name: str) -> Undo:
     """Removes a submodule from a module, which then has `None` in its place."""
+    return replace_module(module, name, None)
+
+
+def replace_module(module: nn.Module, name: str, other: nn.Module | None) -> Undo:
+    """Puts another submodule, or `None`, in the place of one."""
     learned = module._modules[name]
-    module._modules[name] = None
+    module._modules[name] = other
     return partial(module._modules.__setitem__, name, learned)
 
 
 def put_absolute(module: nn.Module, name: str, grid: Sequence[int], absolute: str) -> Undo:
-    """Replaces an absolute encoding, whose last tokens are the grid, by zeros or sinusoids.
+    """Replaces an absolute encoding, of tokens or of a map, by zeros or sinusoids.
 
     Args:
         module: Its owner.
-        name: Its name there.
+        name: Its name there; the grid is its last tokens, or all of a map.
         grid: The shape of the grid.
         absolute: "none" or "sinusoid".
     """
-    before: Tensor = getattr(module, name)  # a parameter, or the buffer that replaced it
+    before: Tensor | None = getattr(module, name, None)  # a parameter, or what replaced it
+    if before is None:
+        raise ValueError(
+            f"absolute {absolute!r}: the model has no absolute encoding to replace; use 'keep'"
+        )
     values = torch.zeros_like(before.detach())
     if absolute == "sinusoid":
         patches = sinusoid(grid, values.shape[-1])
-        values[:, -len(patches) :] = patches.to(values)
+        tokens = values.view(-1, values.shape[-1])
+        tokens[-len(patches) :] = patches.to(values)
     return replace_by_buffer(module, name, values)
 
 

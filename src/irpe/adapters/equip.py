@@ -10,8 +10,17 @@ from torch import nn
 from irpe.adapters.changes import Change, Undo, apply_changes, equip_attention, set_attribute
 from irpe.adapters.cpvt import choose_blocks, insert_generator
 from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of, table_names
-from irpe.adapters.hosts import SUPPORTED, hosts_of
-from irpe.adapters.plan import Plan, Request, Site, check_sites, choose_layers
+from irpe.adapters.hosts import hosts_of
+from irpe.adapters.plan import (
+    Plan,
+    Request,
+    Site,
+    check_rotation,
+    check_sites,
+    choose_layers,
+)
+from irpe.adapters.refusals import refusal_of
+from irpe.adapters.unequip import remember_undo
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import CPVT, AnyEncoding, Encoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
@@ -19,7 +28,7 @@ from irpe.nn.encoding import RelativePositionEncoding
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_CHOICES = {"absolute": ("keep", "none", "sinusoid"), "builtin_bias": ("keep", "drop")}
+_CHOICES = {"absolute": ("keep", "none", "sinusoid"), "builtin_bias": ("keep", "drop", "convert")}
 
 
 def equip(
@@ -48,14 +57,15 @@ def equip(
             or for "cpvt" the first five.
         absolute: "keep" the absolute encoding, use "none", or replace it by a fixed "sinusoid".
             "cpvt" takes its place, so there is nothing to keep: it is removed.
-        builtin_bias: "keep" or "drop" the relative bias that a Swin transformer has of its own.
+        builtin_bias: "keep" or "drop" the relative encoding that a model such as Swin or BEiT has
+            of its own; or "convert" that of SAM or ViTDet into our tables, which compute the same.
         impl: Which implementation of `irpe.rpe_attention` the attentions use.
     """
     shape = None if grid is None else Grid.of(grid).shape
     indices = None if layers is None else _as_tuple(layers)
     encoding = parse_encoding(spec)
     call = Equipment(encoding, shape, num_prefix_tokens, indices, absolute, builtin_bias, impl)
-    apply_equipment(model, call)
+    remember_undo(model, apply_equipment(model, call))
     return model
 
 
@@ -73,7 +83,7 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
             f"impl {call.impl!r}: encoding '{call.spec}' leaves attention as it is, so there is "
             "nothing to choose; leave impl out"
         )
-    plan = _find_attentions(model, _request_of(call))
+    plan = find_attentions(model, _request_of(call))
     _check_builtin_bias(model, plan, call)
     changes = [*_changes_of_layers(plan.sites, call), *plan.changes]
     changes.append(partial(_record_equipment, model, call))
@@ -84,17 +94,23 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
 
 
 def _check_builtin_bias(model: nn.Module, plan: Plan, call: Equipment) -> None:
-    """Raises an error if there is no bias to drop, or nothing that would drop it."""
-    if call.builtin_bias == "keep":
+    """Raises an error if there is nothing to drop or convert, or nothing that would do it."""
+    choice, kind = call.builtin_bias, type(model).__qualname__
+    if choice == "keep":
         return
     if not any(site.has_builtin_bias for site in plan.sites):
         raise ValueError(
-            f"builtin_bias 'drop': {type(model).__qualname__} has no relative bias of its own, as "
-            "Swin transformers have; use 'keep'"
+            f"builtin_bias {choice!r}: {kind} has no relative encoding of its own, as Swin "
+            "transformers have; use 'keep'"
+        )
+    if choice == "convert" and not all(site.is_decomposed for site in plan.sites):
+        raise ValueError(
+            f"builtin_bias 'convert': the relative encoding of {kind} is not a vector for each "
+            "offset of each axis, as those of SAM and ViTDet are; use 'keep' or 'drop'"
         )
     if isinstance(call.spec, CPVT | NoEncoding):
         raise ValueError(
-            f"builtin_bias 'drop': encoding '{call.spec}' leaves attention as it is; use 'keep'"
+            f"builtin_bias {choice!r}: encoding '{call.spec}' leaves attention as it is; use 'keep'"
         )
 
 
@@ -106,6 +122,7 @@ def _request_of(call: Equipment) -> Request:
         absolute="none" if replaces_absolute else call.absolute,
         builtin_bias=call.builtin_bias,
         requires_absolute=not replaces_absolute,
+        layers=call.layers,
     )
 
 
@@ -124,6 +141,7 @@ def _changes_of_layers(sites: Sequence[Site], call: Equipment) -> list[Change]:
         return []
     chosen = choose_layers(sites, call.layers)
     check_sites(chosen)
+    check_rotation(chosen, call.spec)
     changes: list[Change] = []
     for site in chosen:
         changes += [partial(_equip_site, site, call.spec, call.impl), *site.changes]
@@ -150,24 +168,13 @@ def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
         raise TypeError(f"layers {layers!r} is not a list of indices: write [{layers}]") from None
 
 
-def _find_attentions(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, request: Request) -> Plan:
+    """Returns what the first host that knows a model finds in it, or raises an error."""
     for host in hosts_of(model).values():
         plan = host.find_attentions(model, request)
         if plan.sites:
             return plan
-    kinds = sorted({type(m).__qualname__ for m in model.modules() if _is_own_attention(m)})
-    found = f"its attention is {', '.join(kinds)}" if kinds else "it has no self-attention"
-    raise ValueError(
-        f"{type(model).__qualname__} cannot be equipped: {found}. Supported are {SUPPORTED}. "
-        "docs/adapters.md shows how to equip an attention of your own."
-    )
-
-
-def _is_own_attention(module: nn.Module) -> bool:
-    """Tells whether a module looks like a self-attention of another library's or the user's own."""
-    name = type(module).__name__
-    is_torch = type(module) is nn.MultiheadAttention  # one that no host offers is cross-attention
-    return "Att" in name and "Pool" not in name and not is_torch
+    raise ValueError(refusal_of(model))
 
 
 def _record_equipment(model: nn.Module, call: Equipment) -> Undo:

@@ -118,6 +118,50 @@ class AnnounceGrid:
         self.source.announce(self.source.measure(embedding, inputs[0], output))
 
 
+class ToldGrid(GridSource):
+    """A grid that `equip` was told, of a model that takes images of several sizes.
+
+    An input with another grid is refused: as many tokens in another shape would go unnoticed.
+
+    Args:
+        grid: The grid of every input.
+        model: The model.
+        embedding: The path in the model to the module that makes tokens, or a map, of an image.
+        measure: Returns the grid, given that module, its input and its output.
+    """
+
+    def __init__(
+        self, grid: Sequence[int], model: nn.Module, embedding: str, measure: Measure
+    ) -> None:
+        super().__init__(grid)
+        self.model, self.embedding, self.measure = model, embedding, measure
+
+    def check(self) -> Callable[[], None]:
+        """Compares the grid of each input from now on; returns what undoes it."""
+        embedding: nn.Module = attrgetter(self.embedding)(self.model)
+        return embedding.register_forward_hook(CheckGrid(self)).remove
+
+
+class CheckGrid:
+    """A hook on the module that makes tokens of an image: refuses an input with another grid.
+
+    Args:
+        source: Knows the grid that every input must have.
+    """
+
+    def __init__(self, source: ToldGrid) -> None:
+        self.source = source
+
+    def __call__(self, embedding: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Raises an error if the grid of this input is another one."""
+        found = self.source.measure(embedding, inputs[0], output)
+        if found != self.source.grid:
+            raise ValueError(
+                f"this input has grid {found}, but irpe.equip was told grid {self.source.grid}: "
+                "leave grid= out there, and the grid is taken from each input"
+            )
+
+
 def map_source(
     fixed: Sequence[int] | None, grid: Sequence[int] | None, model: nn.Module, convolution: str
 ) -> GridSource:
@@ -130,7 +174,7 @@ def map_source(
         convolution: The path in the model to the convolution that makes the feature map.
     """
     if fixed is not None:
-        return GridSource(fixed)
+        return ToldGrid(fixed, model, convolution, _measure_map)
     return followed_grid(model) or FollowedGrid(grid, model, convolution, _measure_map)
 
 
@@ -197,6 +241,8 @@ def follow_grid(source: GridSource, blocks: Collection[nn.Module]) -> Callable[[
     Returns:
         What undoes it.
     """
+    if isinstance(source, ToldGrid):
+        return source.check()
     if not isinstance(source, FollowedGrid) or _FOLLOWED in vars(source.model):
         return lambda: None  # one grid for all inputs, or followed since an earlier call of equip
     undo = ExitStack()

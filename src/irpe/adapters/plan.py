@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from irpe.adapters.changes import Change, Undo
 from irpe.adapters.equipped import is_equipped
 from irpe.adapters.grids import GridSource
+from irpe.core.encodings import AnyEncoding, TransformerXL
+from irpe.core.encodings.joined import WithTables
 
 
 @dataclass(frozen=True)
@@ -19,9 +21,10 @@ class Request:
         grid: The grid, or `None` to take it from the model.
         num_prefix_tokens: The tokens before the patches, or `None` to take it from the model.
         absolute: What to do with the absolute encoding: keep, none or sinusoid.
-        builtin_bias: What to do with a relative bias that the model has: keep or drop.
+        builtin_bias: What to do with a relative encoding that the model has: keep, drop or convert.
         requires_absolute: Whether a model without an absolute encoding is refused where that is to
             be replaced. Not so for cpvt, which takes its place whether there is one or not.
+        layers: The indices of the attentions to equip; `None` means all.
     """
 
     grid: tuple[int, ...] | None
@@ -29,6 +32,7 @@ class Request:
     absolute: str
     builtin_bias: str
     requires_absolute: bool = True
+    layers: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,10 @@ class Site:
         check: Raises an error if it cannot be equipped after all.
         block: The module around it whose output is the tokens of the grid, if there is one.
         block_dim: The dimension of these tokens.
-        has_builtin_bias: Whether it has a relative bias of its own, which can be dropped.
+        has_builtin_bias: Whether it has a relative encoding of its own, which can be dropped.
+        is_decomposed: Whether that is a vector for each offset of each axis, which our tables can
+            hold (`decomposed`).
+        rotates: Whether it rotates queries and keys by their position (rotary encoding).
     """
 
     name: str
@@ -62,6 +69,8 @@ class Site:
     block: nn.Module | None = None
     block_dim: int = 0
     has_builtin_bias: bool = False
+    is_decomposed: bool = False
+    rotates: bool = False
 
 
 @dataclass
@@ -111,8 +120,38 @@ def check_sites(sites: Sequence[Site]) -> None:
                 "which the encoding would replace: leave it out with layers=, or call "
                 "irpe.RelativePositionEncoding in it (docs/adapters.md)"
             )
+        _check_weights(site)
         if site.check is not None:
             site.check()
+
+
+def _check_weights(site: Site) -> None:
+    """Raises an error if an attention has quantised projections: tables have no dtype to take."""
+    for name, module in site.attention.named_modules():
+        weight: Any = getattr(module, "weight", None)  # a method in modules of torch.ao.quantized
+        is_real = isinstance(weight, Tensor) and weight.is_floating_point()
+        if weight is not None and not is_real:
+            kind = f"{type(module).__module__}.{type(module).__qualname__}"
+            raise ValueError(
+                f"{site.name}.{name} is a {kind}, whose weights are quantised: equip the model "
+                "first and quantise it afterwards, or leave it out with layers="
+            )
+
+
+def check_rotation(sites: Sequence[Site], spec: AnyEncoding) -> None:
+    """Raises an error for an encoding that cannot stand beside a host's own rotary encoding."""
+    rotating = [site.name for site in sites if site.rotates]
+    if not rotating or isinstance(spec, WithTables):
+        return
+    does = (
+        f"shifts the queries of a product that {rotating[0]} rotates"
+        if isinstance(spec, TransformerXL)
+        else f"rotates queries and keys, as {rotating[0]} does already"
+    )
+    raise ValueError(
+        f"encoding '{spec}' {does}: the model keeps its own rotation; choose an encoding with "
+        "tables beside it, such as product-contextual-k"
+    )
 
 
 def check_grid(request: Request, own: Sequence[int]) -> None:
@@ -129,20 +168,20 @@ def check_grid(request: Request, own: Sequence[int]) -> None:
         )
 
 
-def check_window(request: Request, has_absolute: bool) -> None:
-    """Raises an error if a Swin transformer was asked for something that it cannot have.
+def check_window(request: Request, has_absolute: bool, kind: str = "a Swin transformer") -> None:
+    """Raises an error if a model with windows or maps was asked for something it cannot have.
 
     Args:
         request: What was asked for.
-        has_absolute: Whether this kind of Swin transformer may have an absolute encoding.
+        has_absolute: Whether this kind of model may have an absolute encoding.
+        kind: The kind of model, for the message.
     """
     if request.grid is not None or request.num_prefix_tokens:
         raise ValueError(
             f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
-            "a Swin transformer works on its windows; leave both to the model"
+            f"{kind} works on windows or maps, whose grid it knows; leave both to the model"
         )
     if request.absolute == "sinusoid" and not has_absolute:
         raise ValueError(
-            "absolute 'sinusoid': this Swin transformer has no absolute encoding to replace; use "
-            "'keep' or 'none'"
+            f"absolute 'sinusoid': {kind} has no absolute encoding to replace; use 'keep' or 'none'"
         )

@@ -20,6 +20,7 @@ from torch import nn
 from irpe.adapters.equip import apply_equipment
 from irpe.adapters.equipped import Equipment, equipment_of
 from irpe.adapters.hosts import HOSTS, hosts_of
+from irpe.adapters.unequip import remember_undo, removed_by
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
 from irpe.files import (
@@ -100,6 +101,9 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     with ExitStack() as undo:
         undo.push(_equip_all(description, path / _DESCRIPTION, model))
         check_tensors(model, tensors, path)
+        calls = equipment_of(model)
+        if not removed_by(calls):
+            remember_undo(model, undo.pop_all(), len(calls))
         undo.pop_all()
     model.load_state_dict(tensors)
     return model.eval()
@@ -131,10 +135,13 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
         if arguments is None:
             continue
         description = {"library": library, "arguments": arguments}
-        with torch.device("meta"):
-            twin = _build(description, Path())
-        for call in equipment_of(model):
-            apply_equipment(twin, call)
+        try:
+            with torch.device("meta"):
+                twin = _build(description, Path())
+            for call in equipment_of(model):
+                apply_equipment(twin, call)
+        except ValueError:  # it was made with arguments that the library does not record
+            continue
         ignored = _STATE_ATTRIBUTES | getattr(host, "STATE_ATTRIBUTES", set[str]())
         is_same = _structure(twin, ignored) == _structure(model, ignored)
         if is_same and _layout(twin) == _layout(model):
@@ -148,7 +155,7 @@ def _structure(model: nn.Module, ignored: set[str]) -> dict[str, tuple[object, .
         name: (
             type(module),
             {
-                key: tuple(value) if isinstance(value, list) else value
+                key: _comparable(value)
                 for key, value in vars(module).items()
                 if key not in ignored and _is_comparable(value)
             },
@@ -161,6 +168,13 @@ def _is_comparable(value: object) -> bool:
     if isinstance(value, list):  # what was a tuple may have become a list in a description
         return all(isinstance(item, int | float) for item in value)
     return isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
+
+
+def _comparable(value: object) -> object:
+    """Returns what equal values have equal: lists as tuples, partial functions as their parts."""
+    if isinstance(value, partial):
+        return value.func, value.args, tuple(value.keywords.items())
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:

@@ -1,16 +1,15 @@
-"""What a model was equipped with, and the groups of its parameters for an optimizer."""
+"""What a model was equipped with."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from torch import nn
+from torch import Tensor, nn
 
+from irpe.adapters.effect import mean_effect, measure_effect, warn_of_effect
 from irpe.adapters.equipped import (
     attentions_if_any,
     encoding_of,
     equipped_blocks,
     generator_of,
-    table_names,
 )
 from irpe.adapters.grids import grid_of
 
@@ -29,6 +28,10 @@ class AttentionSummary:
             yet. There can be more than are learned: transformer-xl computes its rows, axial-deeplab
             has rows of zeros.
         num_parameters: The number of elements in all its tables.
+        keeps_output: Whether equipping left the output as it was: rotary encodings, alibi-2d and
+            cpvt do something from the start.
+        effect: How much of the attention's output the encoding is, from 0 on
+            (`irpe.adapters.effect`); `None` if no images were given.
     """
 
     name: str
@@ -38,6 +41,8 @@ class AttentionSummary:
     num_buckets: int
     num_used_buckets: int | None
     num_parameters: int
+    keeps_output: bool
+    effect: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,14 +60,17 @@ class Summary:
         """The number of elements in all tables."""
         return sum(attention.num_parameters for attention in self.attentions)
 
+    @property
+    def effect(self) -> float | None:
+        """The mean effect of the encodings; `None` if it was not measured."""
+        return mean_effect({a.name: a.effect for a in self.attentions if a.effect is not None})
+
     def __str__(self) -> str:
-        rows = [("attention", "encoding", "grid", "rows", "used", "parameters")]
-        for a in self.attentions:
-            grid = "?" if a.grid is None else "x".join(map(str, a.grid))
-            prefix = f"+{a.num_prefix_tokens}" if a.num_prefix_tokens else ""
-            used = "?" if a.num_used_buckets is None else str(a.num_used_buckets)
-            counts = str(a.num_buckets), used, f"{a.num_parameters:,}"
-            rows.append((a.name, a.spec, grid + prefix, *counts))
+        rows = [["attention", "encoding", "grid", "rows", "used", "parameters"]]
+        rows += [_cells(attention) for attention in self.attentions]
+        if self.effect is not None:
+            shown = ["?" if a.effect is None else f"{a.effect:.1%}" for a in self.attentions]
+            rows = [[*row, cell] for row, cell in zip(rows, ["effect", *shown], strict=True)]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(
@@ -72,38 +80,37 @@ class Summary:
             for row in rows
         ]
         total = f"{len(self.attentions)} attentions, {self.num_parameters:,} parameters in tables"
-        return "\n".join([*lines, total])
+        changing = sorted({a.spec for a in self.attentions if not a.keeps_output})
+        notes = [f"{spec} acts from the start: outputs differ from before" for spec in changing]
+        return "\n".join([*lines, total, *notes, *self._about_effect()])
+
+    def _about_effect(self) -> list[str]:
+        if self.effect is None:
+            return []
+        meaning = f"without the encoding, the output of attention changes by {self.effect:.1%}"
+        return [meaning, *warn_of_effect(self.effect)]
 
 
-def summary(model: nn.Module) -> Summary:
-    """Returns what was equipped: attentions, encoding, grid, rows, used rows, parameters."""
-    blocks = [_summarize_block(name, block) for name, block in equipped_blocks(model).items()]
-    attentions = [_summarize(name, module) for name, module in attentions_if_any(model).items()]
-    return Summary((*attentions, *blocks))
-
-
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns two groups for an optimizer: parameters that decay, and those that do not.
-
-    Tables do not decay, nor do biases, norms and what the model's own `no_weight_decay` names.
+def summary(model: nn.Module, images: Tensor | None = None) -> Summary:
+    """Returns what was equipped: attentions, encoding, grid, rows, used rows, parameters.
 
     Args:
         model: An equipped model.
-        weight_decay: The decay of the first group.
+        images: A few images as the model takes them. With them the summary says how much of the
+            attention the encoding is, and warns where that is next to nothing.
     """
-    tables = set(table_names(model))
-    own: Any = getattr(model, "no_weight_decay", set[str])
-    exempt = tables | set(own())
-    decayed: list[nn.Parameter] = []
-    not_decayed: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            group = not_decayed if parameter.ndim <= 1 or name in exempt else decayed
-            group.append(parameter)
-    return [
-        {"params": decayed, "weight_decay": weight_decay},
-        {"params": not_decayed, "weight_decay": 0.0},
-    ]
+    attentions = attentions_if_any(model)
+    effects = {} if images is None else measure_effect(model, images)
+    blocks = [_summarize_block(name, block) for name, block in equipped_blocks(model).items()]
+    found = [*(_summarize(name, module) for name, module in attentions.items()), *blocks]
+    return Summary(tuple(replace(each, effect=effects.get(each.name)) for each in found))
+
+
+def _cells(a: AttentionSummary) -> list[str]:
+    grid = "?" if a.grid is None else "x".join(map(str, a.grid))
+    prefix = f"+{a.num_prefix_tokens}" if a.num_prefix_tokens else ""
+    used = "?" if a.num_used_buckets is None else str(a.num_used_buckets)
+    return [a.name, a.spec, grid + prefix, str(a.num_buckets), used, f"{a.num_parameters:,}"]
 
 
 def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
@@ -120,6 +127,7 @@ def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
         num_buckets=sum(rows),
         num_used_buckets=used,
         num_parameters=sum(table.numel() for table in encoding.parameters()),
+        keeps_output=encoding.spec.keeps_output,
     )
 
 
@@ -133,4 +141,5 @@ def _summarize_block(name: str, block: nn.Module) -> AttentionSummary:
         num_buckets=generator.weight[0].numel(),
         num_used_buckets=generator.weight[0].numel(),
         num_parameters=sum(p.numel() for p in generator.parameters()),
+        keeps_output=False,
     )

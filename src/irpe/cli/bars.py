@@ -24,6 +24,7 @@ _RESULTS = {
     "AP": "AP {:.3f}",
     "AP50": "AP50 {:.3f}",
     "AP75": "AP75 {:.3f}",
+    "effect": "encoding {:.1%}",
     "images_per_second": "{:.0f} images/s",
 }
 

@@ -3,8 +3,9 @@
 What a user can cause is checked where it enters, and the check raises an error on purpose. So an
 error is the user's if a `raise` statement of this package raised it (in the list `_ON_PURPOSE`, to
 which `assert` does not belong), or if it is the machine's: the operating system refused something,
-memory ran out, a package is missing. Everything else, a `KeyError` or an error from within another
-library, is a defect: no check of ours has caught it, and saying "wrong input" would hide it.
+memory ran out, a package is missing, another process of the run was lost. Everything else, a
+`KeyError` or an error from within another library, is a defect: no check of ours has caught it, and
+saying "wrong input" would hide it.
 """
 
 import dis
@@ -16,6 +17,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 _ON_PURPOSE = (ValueError, TypeError, OSError, ImportError, ArithmeticError, RuntimeError)
 _IN_WORKER = "in DataLoader worker process"
 _FRAME = re.compile(r'^  File "(.+)", line \d+, in .+\n    (.*)$', re.MULTILINE)
+_BETWEEN_PROCESSES = ("gloo/", "NCCL", "TCPStore")  # in what torch says of their connections
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
 
 
@@ -25,7 +27,9 @@ def is_of_user(error: Exception) -> bool:
         return True
     if isinstance(error, ModuleNotFoundError):
         return not (error.name or "").startswith("irpe")
-    return is_out_of_memory(error) or (isinstance(error, _ON_PURPOSE) and _is_raised_here(error))
+    if is_out_of_memory(error) or is_lost_process(error):
+        return True
+    return isinstance(error, _ON_PURPOSE) and _is_raised_here(error)
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -35,14 +39,31 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or is_torch
 
 
+def is_lost_process(error: Exception) -> bool:
+    """Returns whether another process of a run of several ended, or did not answer in time."""
+    text = str(error)
+    return isinstance(error, RuntimeError) and any(words in text for words in _BETWEEN_PROCESSES)
+
+
 def message_of(error: Exception) -> str:
     """Returns what an error says, in one line."""
     text = str(error)
     if is_out_of_memory(error):
         return "out of memory: choose smaller batches, images or grids, or another machine"
+    if is_lost_process(error):
+        return (
+            "another process of this run ended, cannot be reached, or did not answer within "
+            f"IRPE_TIMEOUT ({_reason(text)}): see its own output, then start all of them again; a "
+            "run goes on with irpe train --resume"
+        )
     if _IN_WORKER in text:
         text = text.strip().splitlines()[-1].partition(": ")[2]
     return " ".join(text.split()) or type(error).__name__
+
+
+def _reason(text: str) -> str:
+    """Returns what torch says of a connection, without its source file and its advice."""
+    return " ".join(re.sub(r"\[/\S+\]", "", text).split()).partition(". ")[0][:120]
 
 
 def _is_raised_here(error: Exception) -> bool:

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from irpe.cli.classifiers import as_classifier
-from irpe.cli.evaluate_boxes import config_of_detector, evaluate_boxes, is_detector
+from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.load import load_model
 from irpe.core.choices import check_choice
 from irpe.extras import require
@@ -42,6 +41,9 @@ def evaluate(
         typer.Option(help="Detectors: the split [the one the run evaluates on]."),
     ] = None,
     draw: Annotated[int, typer.Option(help="Detectors: draw this many images with boxes.")] = 0,
+    threshold: Annotated[
+        float, typer.Option(help="Detectors: the least score of a box that is drawn.")
+    ] = THRESHOLD,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Detectors: folder of results [PATH/eval]."),
@@ -66,6 +68,8 @@ def evaluate(
         raise ValueError(
             f"batch_size = {batch_size}, workers = {workers}, draw = {draw}: at least 1, 0 and 0"
         )
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"--threshold {threshold}: a score is a number of 0 to 1")
     check_choice("precision", precision, PRECISIONS)
     accelerator = make_accelerator(precision)
     model, config, normalization = _load(path)
@@ -75,7 +79,8 @@ def evaluate(
         if data is not None or split is not None:
             config = config.replace(data=data or config.data, limit=0)
         config = config.replace(val_split=split or config.val_split)
-        evaluate_boxes(path, model, config, accelerator, batch_size, workers, draw, output, as_json)
+        drawing = (draw, threshold, output)
+        evaluate_boxes(path, model, config, accelerator, batch_size, workers, *drawing, as_json)
         return
     if split is not None or draw or output is not None:
         raise ValueError("--split, --draw and --output are for detectors: this is a classifier")
@@ -115,6 +120,7 @@ def _load(
 ) -> tuple[Any, ClassifierConfig | DetectorConfig, Mapping[str, Any] | None]:
     """Returns a model, how images are prepared for it, and their mean and deviation if known."""
     import irpe
+    from irpe.cli.classifiers import as_classifier
     from irpe.train.runs import MODEL, read_config
 
     if path.name == MODEL and (path.parent / RUN_FILE).is_file():
@@ -132,14 +138,14 @@ def _load(
 
 def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
     """Returns the validation images; a run's own data has the classes that it was trained on."""
-    from irpe.train.classification.sources import open_images, open_split
+    from irpe.train.classification.sources import open_evaluation, open_images
 
     if not config.data:
         raise ValueError("--data is missing: the images to evaluate on")
     if is_own:
         source = open_images(config.data, config.root, config.holdout)[1]
     else:
-        source = open_split(config.data, "val", config.root)
+        source = open_evaluation(config.data, config.root)
     config.check_classes(source.classes)
     if len(source.classes) != model.num_classes:
         raise ValueError(

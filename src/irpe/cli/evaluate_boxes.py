@@ -13,7 +13,7 @@ from irpe.files import write_text
 from irpe.train.detection.config import DetectorConfig
 
 _ON_A_SHEET = 24  # pictures
-_MIN_SCORE = 0.5  # of a box that is drawn
+THRESHOLD = 0.3  # the least score of a box that is drawn
 
 
 def is_detector(model: Any) -> bool:
@@ -41,6 +41,7 @@ def evaluate_boxes(
     batch_size: int | None,
     workers: int,
     draw: int,
+    threshold: float,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -86,7 +87,7 @@ def evaluate_boxes(
     write_text(folder / "scores.json", json.dumps(values, indent=2) + "\n")
     write_text(folder / "detections.json", json.dumps(found) + "\n")
     if draw:
-        _draw(source, found, min(draw, len(source)), folder)
+        _draw(source, found, min(draw, len(source)), threshold, folder)
     if as_json:
         typer.echo(json.dumps(values))
         return
@@ -97,7 +98,9 @@ def evaluate_boxes(
     typer.echo(f"{score.num_images:,} images of {data}; saved in {folder}")
 
 
-def _draw(source: Any, found: list[dict[str, Any]], count: int, folder: Path) -> None:
+def _draw(
+    source: Any, found: list[dict[str, Any]], count: int, threshold: float, folder: Path
+) -> None:
     """Saves pictures of the first images with their boxes, and a contact sheet of some of them."""
     from irpe.viz import DetectedImage, plot_contact_sheet, plot_detections, save_figure
 
@@ -105,7 +108,7 @@ def _draw(source: Any, found: list[dict[str, Any]], count: int, folder: Path) ->
     items: list[DetectedImage] = []
     for index in range(count):
         image, key = source.read(index)[0], source.image_id(index)
-        own = [d for d in found if d["image_id"] == key and d["score"] >= _MIN_SCORE]
+        own = [d for d in found if d["image_id"] == key and d["score"] >= threshold]
         truth = [
             (a["bbox"], names[a["category_id"]])
             for a in source.content["annotations"]
@@ -114,8 +117,8 @@ def _draw(source: Any, found: list[dict[str, Any]], count: int, folder: Path) ->
         file = Path(source.filename(index))
         boxes, scores = [d["bbox"] for d in own], [d["score"] for d in own]
         labels = [names[d["category_id"]] for d in own]
-        items.append(DetectedImage(image, boxes, labels, scores, truth, file.name))
-        figure = plot_detections(image, boxes, labels, scores, classes=source.classes)
+        items.append(DetectedImage(image, boxes, labels, scores, truth, file.name, threshold))
+        figure = plot_detections(image, boxes, labels, scores, None, source.classes, threshold)
         save_figure(figure, folder / f"{index:04}-{file.stem}.png")
     sheet = plot_contact_sheet(items[:_ON_A_SHEET], source.classes)
     save_figure(sheet, folder / "contact-sheet.png")

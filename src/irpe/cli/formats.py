@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -16,6 +16,12 @@ class Format(StrEnum):
     table = "table"
     markdown = "markdown"
     json = "json"
+
+
+def format_facts(facts: Mapping[str, str]) -> list[str]:
+    """Returns a line for each fact: its name, then its text."""
+    width = max(map(len, facts))
+    return [f"{name:<{width}}  {text}" for name, text in facts.items()]
 
 
 @dataclass(frozen=True)

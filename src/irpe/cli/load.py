@@ -1,14 +1,15 @@
 """Models that a command is pointed at."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from irpe.adapters.saving import load_equipped
 from irpe.train.config import RUN_FILE
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def load_model(path: Path) -> nn.Module:
+
+def load_model(path: Path) -> "nn.Module":
     """Returns the model of a training run or of `irpe.save_equipped`, in eval mode.
 
     Args:
@@ -23,4 +24,6 @@ def load_model(path: Path) -> nn.Module:
         from irpe.train.runs import load_run
 
         return load_run(path)
+    from irpe.adapters.saving import load_equipped
+
     return load_equipped(path)

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done, 1 something that the user can mend, 2 wrong usage, 70 a defect of irpe
 (`irpe.cli.errors` decides which), 130 after Ctrl-C, 141 if the reader of a pipe left, 143 after
-SIGTERM. With `--debug` the traceback is shown too.
+SIGTERM. With `--debug` the traceback is shown too. A warning is one line as well.
 """
 
 import os
@@ -10,9 +10,10 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from irpe.cli.errors import is_of_user, message_of
 from irpe.extras import require
@@ -25,7 +26,7 @@ def main() -> None:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # PyTorch's profiler speaks on stderr
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     is_debug = len(arguments) < len(sys.argv) - 1
-    with _sigterm_as_exit():
+    with _sigterm_as_exit(), _warnings_in_one_line():
         try:
             _run(arguments)
         except KeyboardInterrupt:
@@ -42,8 +43,9 @@ def main() -> None:
 def _run(arguments: list[str]) -> None:
     require("typer", "cli")
     require("rich", "cli")
-    from irpe.cli.app import app
+    from irpe.cli.app import app, use_words
 
+    use_words()
     try:
         app(arguments, prog_name="irpe")
     except SystemExit as end:
@@ -97,11 +99,34 @@ def _sigterm_as_exit() -> Generator[None]:
             os._exit(_TERMINATED)
         sys.exit(_TERMINATED)
 
-    before = signal.signal(signal.SIGTERM, end)
+    def end_again(lost: Any) -> None:
+        """Repeats an exit that was raised in a callback of Python, which loses exceptions."""
+        if lost.exc_type is SystemExit:
+            threading.Timer(0.1, os.kill, (process, signal.SIGTERM)).start()
+        else:
+            before_hook(lost)
+
+    before, before_hook = signal.signal(signal.SIGTERM, end), sys.unraisablehook
+    sys.unraisablehook = end_again
     try:
         yield
     finally:
+        sys.unraisablehook = before_hook
         signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _warnings_in_one_line() -> Generator[None]:
+    """Prints a warning as one line, without the source line that gave it."""
+
+    def show(message: Warning | str, *rest: object) -> None:
+        print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _leave_processes() -> None:

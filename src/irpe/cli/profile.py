@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
 from irpe.cli.bars import ProgressBar
 from irpe.cli.formats import Format, Report
 from irpe.files import check_writable, write_text
-from irpe.profile.cost import COMPARED, EncodingCost, measure_costs
-from irpe.profile.resolutions import ExtraMacs, extra_macs_by_resolution
 
 if TYPE_CHECKING:
     from irpe.profile.comparison import Comparison
+    from irpe.profile.cost import EncodingCost
+    from irpe.profile.resolutions import ExtraMacs
 
 _MODEL, _ENCODING, _BATCH, _ROUNDS = "deit_small_patch16_224", "product-contextual-k", 1, 10
 
@@ -65,6 +64,8 @@ def profile(
         sizes = parse_sizes(resolutions)
         report = _resolutions_report(model or _MODEL, _single(encoding), sizes)
     else:
+        from irpe.profile.cost import COMPARED
+
         if compare:
             _refuse("--compare", {"--encoding": encoding})
         names: list[str] = [*COMPARED] if compare else encoding or [_ENCODING]
@@ -129,10 +130,12 @@ def paper_report(rows: "Sequence[Comparison]") -> Report:
 
 
 def _resolutions_report(model: str, encoding: str, sizes: list[int]) -> Report:
+    from irpe.profile.resolutions import extra_macs_by_resolution
+
     with ProgressBar() as bar:
         rows = extra_macs_by_resolution(model, encoding, sizes, bar)
 
-    def cells(row: ExtraMacs) -> list[str]:
+    def cells(row: "ExtraMacs") -> list[str]:
         extra = [
             text
             for macs in (row.direct, row.efficient)
@@ -154,6 +157,10 @@ def _resolutions_report(model: str, encoding: str, sizes: list[int]) -> Report:
 def _cost_report(
     model: str, encodings: list[str], resolution: int | None, batch: int, rounds: int
 ) -> Report:
+    import torch
+
+    from irpe.profile.cost import measure_costs
+
     refused: dict[str, str] = {}
     is_list = len(encodings) > 1  # one encoding that does not fit is an error, of several a note
     with ProgressBar() as bar:
@@ -183,7 +190,7 @@ def _cost_report(
     return Report(title, headings, [_cost_cells(row) for row in rows], notes, rows, conditions)
 
 
-def _cost_cells(row: EncodingCost) -> list[str]:
+def _cost_cells(row: "EncodingCost") -> list[str]:
     cells = [
         row.encoding, f"{row.parameters / 1e6:.3f}", f"{row.macs / 1e6:.0f}",
         f"{row.extra_macs / 1e6:.1f}", f"{row.formula_macs / 1e6:.1f}",

@@ -7,35 +7,55 @@ import typer
 
 from irpe.cli import show_learned, show_robustness
 from irpe.cli.profile import parse_sizes
-from irpe.cli.show_common import Output, parse_patch, write_figure
-from irpe.core.encodings import RPESpec, parse_encoding
-from irpe.core.grid import Grid
-from irpe.core.index import Clip, Piecewise, parse_index
+from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from irpe.core.grid import Grid
+
 _MOST_BUCKETS = 2**53
 
+_ENCODINGS, _RUNS = "Encodings", "Trained runs"  # the headings of `irpe show --help`
+_EPILOG = """Examples, on a run that `irpe train laptop --encoding product-contextual-k` makes:
+
+`irpe show explorer --run runs/laptop -o page.html`
+
+`irpe show weights runs/laptop photo.jpg --block 0 --block 1`
+
+`irpe show buckets product-contextual-k --grid 7x28`
+
+`irpe show training runs/*`
+"""
+
 app = typer.Typer(
-    help="Draw the figures of the paper, and the explorer page.",
+    help="Draw the figures of the paper, and the explorer page, to files.",
+    epilog=_EPILOG,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-@app.command(epilog="Example: `irpe show index --index 1.9:3.8:15.2 -o index.svg`")
+@app.command(
+    rich_help_panel=_ENCODINGS,
+    epilog="Example: `irpe show index --index 1.9:3.8:15.2 -o index.svg`",
+)
 def index(
     output: Output = Path("index.png"),
     piecewise: Annotated[
-        str, typer.Option("--index", help="RATIO or ALPHA:BETA:GAMMA of the piecewise function.")
+        str,
+        typer.Option(
+            "--index", metavar="INDEX", help="RATIO or ALPHA:BETA:GAMMA of the piecewise function."
+        ),
     ] = "4",
     clip: Annotated[
-        float | None, typer.Option(help="Beta of the clip function; by default as many buckets.")
+        float | None,
+        typer.Option(metavar="BETA", help="Of the clip function [as many buckets]."),
     ] = None,
 ) -> None:
-    """The piecewise index function against the clip function (Fig. 2)."""
+    """From distance to bucket: piecewise and clip function (Fig. 2)."""
+    from irpe.core.index import Clip, Piecewise, parse_index
     from irpe.viz import plot_index
 
     function = parse_index(piecewise)
@@ -44,23 +64,28 @@ def index(
     write_figure(plot_index(function, None if clip is None else Clip(clip)), output)
 
 
-@app.command(epilog="Example: `irpe show buckets product-contextual-k@1.9 --grid 7x28 --at 3,14`")
+@app.command(
+    rich_help_panel=_ENCODINGS,
+    epilog="Example: `irpe show buckets product-contextual-k@1.9 --grid 7x28 --at 3,14`",
+)
 def buckets(
     specs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SPEC", help="Encodings; by default the four methods."),
+        typer.Argument(metavar="ENCODING", help="Encodings [the four methods]."),
     ] = None,
     output: Output = Path("buckets.png"),
-    grid: Annotated[str, typer.Option(help="Rows x columns of patches.")] = "14x14",
-    prefix: Annotated[int, typer.Option(help="Tokens before the patches.")] = 1,
+    grid: Annotated[
+        str, typer.Option(metavar="ROWSxCOLUMNS", help="The grid of patches.")
+    ] = "14x14",
+    prefix: Annotated[int, typer.Option(metavar="N", help="Tokens before the patches.")] = 1,
     at: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="ROW,COLUMN", help="A reference patch; repeat it. Default: corner and centre."
+            metavar="ROW,COLUMN", help="A reference patch; repeat it [corner and centre]."
         ),
     ] = None,
 ) -> None:
-    """Which patches share a bucket, seen from a reference patch (Fig. 6-9)."""
+    """Which patches share a bucket, seen from a patch (Fig. 6-9)."""
     from irpe.viz import plot_buckets
 
     arguments: dict[str, Any] = {"specs": specs} if specs else {}
@@ -71,33 +96,38 @@ def buckets(
                         references=references), output)  # fmt: skip
 
 
-app.command(epilog=show_learned.EPILOGS["weights"])(show_learned.weights)
-app.command(epilog=show_learned.EPILOGS["attention"])(show_learned.attention)
-app.command(epilog=show_learned.EPILOGS["tables"])(show_learned.tables)
-app.command(epilog=show_learned.EPILOGS["locality"])(show_learned.locality)
-
-
-@app.command(epilog="Example: `irpe show cost --compare -e product-contextual-k -e shaw`")
+@app.command(
+    rich_help_panel=_ENCODINGS,
+    epilog="Example: `irpe show cost --compare -e product-contextual-k -e shaw`",
+)
 def cost(
     model: Annotated[
-        str, typer.Argument(help="The model, by its timm name.")
+        str, typer.Argument(metavar="MODEL", help="A model, by its timm name.")
     ] = "deit_small_patch16_224",
     output: Output = Path("cost.png"),
     encoding: Annotated[
         list[str] | None,
-        typer.Option("--encoding", "-e", help="An encoding; repeat it [product-contextual-k]."),
+        typer.Option(
+            "--encoding",
+            "-e",
+            metavar="TEXT",
+            help="An encoding; repeat it [product-contextual-k].",
+        ),
     ] = None,
     resolutions: Annotated[
-        str, typer.Option(help="Sides of the images, in pixels.")
+        str, typer.Option(metavar="PIXELS,...", help="Sides of the images.")
     ] = "224,384,512,768,1024",
     compare: Annotated[
         bool, typer.Option("--compare", help="Extra time and memory instead (Fig. 10).")
     ] = False,
-    rounds: Annotated[int, typer.Option(help="Timed forward passes, for --compare.")] = 10,
+    rounds: Annotated[
+        int, typer.Option(metavar="N", help="Timed forward passes, for --compare.")
+    ] = 10,
 ) -> None:
-    """What an encoding costs: extra MACs by resolution (Fig. 4), or time and memory (Fig. 10).
+    """Extra MACs by resolution (Fig. 4), or time and memory (Fig. 10).
 
-    The numbers are those of `irpe profile --resolutions` and `irpe profile --compare`.
+    MACs are in per cent of those of the model without an encoding, on a logarithmic axis. The
+    numbers are those of `irpe profile --resolutions` and `irpe profile --compare`.
     """
     from irpe.viz.canvas import FORMATS, check_output
 
@@ -109,23 +139,41 @@ def cost(
     write_figure(_cost_curves(model, encodings, parse_sizes(resolutions)), output)
 
 
-@app.command(epilog="Example: `irpe show training runs/*`")
+for _command in (show_learned.weights, show_learned.attention, show_learned.tables,
+                 show_learned.locality):  # fmt: skip
+    app.command(rich_help_panel=_RUNS, epilog=show_learned.EPILOGS[_command.__name__])(_command)
+
+
+@app.command(rich_help_panel=_RUNS, epilog="Example: `irpe show training runs/ablation/cells/*`")
 def training(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Output = Path("training.png"),
 ) -> None:
-    """The curves of several training runs: score and losses by epoch."""
+    """Score and losses of training runs, by epoch.
+
+    Runs of an ablation are named after their rows, and seeds of one row have one colour.
+    """
     from irpe.train.runs import read_metrics
     from irpe.viz import plot_training
 
-    names = [run.name for run in runs]
-    labels = names if len(set(names)) == len(names) else [str(run) for run in runs]
-    metrics = {label: read_metrics(run) for label, run in zip(labels, runs, strict=True)}
+    labels = [label_of(run) for run in runs]
+    is_unique = len({(run.name, label) for run, label in zip(runs, labels, strict=True)}) == len(
+        runs
+    )
+    metrics: dict[str, list[Any]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        metrics.setdefault(label if is_unique else str(run), []).append(read_metrics(run))
     write_figure(plot_training(metrics), output)
 
 
-app.command(epilog=show_robustness.EPILOG)(show_robustness.robustness)
-app.command(epilog=show_learned.EPILOGS["explorer"])(show_learned.explorer)
+app.command(
+    rich_help_panel=_RUNS,
+    epilog=show_robustness.EPILOG,
+    short_help="Top-1 at other input sizes, and on images that moved.",
+)(show_robustness.robustness)
+app.command(rich_help_panel=_ENCODINGS, epilog=show_learned.EPILOGS["explorer"])(
+    show_learned.explorer
+)
 
 
 def _cost_curves(model: str, encodings: list[str], sizes: list[int]) -> "Figure":
@@ -133,11 +181,13 @@ def _cost_curves(model: str, encodings: list[str], sizes: list[int]) -> "Figure"
     from irpe.viz import plot_cost_curves
 
     curves: dict[str, list[int]] = {}
+    plain: list[int] = []
     for encoding in encodings:
         rows = extra_macs_by_resolution(model, encoding, sizes)
         curves[f"{encoding}, direct"] = [row.direct for row in rows]
         curves[f"{encoding}, efficient"] = [row.efficient for row in rows]
-    return plot_cost_curves(sizes, curves)
+        plain = [row.plain for row in rows]
+    return plot_cost_curves(sizes, curves, plain)
 
 
 def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":
@@ -154,6 +204,8 @@ def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":
 
 def _check_num_buckets(text: str) -> None:
     """Raises an error for an encoding with more buckets than integers can count."""
+    from irpe.core.encodings import RPESpec, parse_encoding
+
     spec = parse_encoding(text)
     counts = spec.num_buckets(2, 1) if isinstance(spec, RPESpec) else ()
     if any(count > _MOST_BUCKETS for count in counts):
@@ -162,7 +214,9 @@ def _check_num_buckets(text: str) -> None:
         )
 
 
-def _parse_grid(text: str) -> Grid:
+def _parse_grid(text: str) -> "Grid":
+    from irpe.core.grid import Grid
+
     try:
         return Grid(tuple(int(size) for size in text.split("x")))
     except ValueError:

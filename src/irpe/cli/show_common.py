@@ -1,5 +1,7 @@
 """What the commands of `irpe show` share."""
 
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,7 +10,11 @@ import typer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Output = Annotated[Path, typer.Option("-o", "--output", help="The file, .png or .svg.")]
+Output = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE", help="The picture, .png or .svg.")
+]
+
+_CELL = re.compile(r"(.+)-\d+-[0-9a-f]{8}")  # the folder of an ablation's run: row, seed, key
 
 
 def parse_patch(text: str) -> tuple[int, int]:
@@ -18,6 +24,15 @@ def parse_patch(text: str) -> tuple[int, int]:
     except ValueError:
         raise ValueError(f"patch {text!r} is not understood: write row,column, 3,5") from None
     return row, column
+
+
+def label_of(run: Path) -> str:
+    """Returns the name of a run: that of its row if it is one of an ablation, without the seed."""
+    try:
+        return str(json.loads((run / "result.json").read_text())["row"])
+    except (OSError, ValueError, KeyError, TypeError):
+        unfinished = _CELL.fullmatch(run.resolve().name)
+        return unfinished[1] if unfinished else run.resolve().name
 
 
 def write_figure(figure: "Figure", output: Path) -> None:

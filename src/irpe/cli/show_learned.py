@@ -3,33 +3,34 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 
 from irpe.cli.load import load_model
-from irpe.cli.show_common import Output, parse_patch, write_figure
+from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
 from irpe.files import write_text
 
 if TYPE_CHECKING:
     from irpe.viz.capture import CapturedAttention
 
 EPILOGS = {
-    "weights": "Example: `irpe show weights runs/k photo.jpg --block 0 --block 10`",
-    "attention": "Example: `irpe show attention runs/k photo.jpg --patch 3,5 --head 0`",
-    "tables": "Example: `irpe show tables runs/k --block 0 --block 5`",
-    "locality": "Example: `irpe show locality runs/k photos/*.jpg`",
-    "explorer": "Example: `irpe show explorer --run runs/k -o page.html`",
+    "weights": "Example: `irpe show weights runs/laptop photo.jpg --block 0 --block 1`",
+    "attention": "Example: `irpe show attention runs/laptop photo.jpg --patch 3,5 --head 0`",
+    "tables": "Example: `irpe show tables runs/laptop --block 0 --block 1`",
+    "locality": "Example: `irpe show locality runs/laptop photos/*.jpg`",
+    "explorer": "Example: `irpe show explorer --run runs/laptop -o page.html`",
 }
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a run or of a saved model.")
 ]
 Picture = Annotated[
     Path | None,
-    typer.Argument(metavar="IMAGE", help="A picture; by default the one in the package."),
+    typer.Argument(metavar="IMAGE", help="A picture [the one in the package]."),
 ]
 Blocks = Annotated[
     list[int] | None,
-    typer.Option("--block", help="Index of an equipped attention, from the input; repeat it."),
+    typer.Option(
+        "--block", metavar="INDEX", help="An equipped attention, from the input on; repeat it."
+    ),
 ]
 
 
@@ -39,18 +40,22 @@ def weights(
     output: Output = Path("weights.png"),
     block: Blocks = None,
     head: Annotated[
-        list[int] | None, typer.Option(help="A head; repeat it. By default the mean of all.")
+        list[int] | None,
+        typer.Option(metavar="INDEX", help="A head; repeat it [the mean of all]."),
     ] = None,
 ) -> None:
-    """The extra weights b_ij of 5 x 5 reference patches (Fig. 5).
+    """What an encoding adds to the attention scores, b_ij (Fig. 5).
 
-    By default the first and the last but one of the equipped attentions are drawn, as in the paper:
-    where a model reads its class token alone, the last one learns nothing for patches.
+    Maps of 3 x 3 reference patches, in per cent of the scores, all on one scale: an encoding that
+    does little is pale. By default the first and the last but one of the equipped attentions are
+    drawn, as in the paper: where a model reads its class token alone, the last one learns nothing
+    for patches.
     """
     from irpe.viz import plot_weights
 
-    calls, _ = _capture(run, image)
-    write_figure(plot_weights(_choose(calls, block), head or None), output)
+    calls, seen = _capture(run, image)
+    chosen = _choose(calls, block)
+    write_figure(plot_weights(chosen, head or None, _whole_image(chosen, seen)), output)
 
 
 def attention(
@@ -59,28 +64,31 @@ def attention(
     output: Output = Path("attention.png"),
     patch: Annotated[
         str | None,
-        typer.Option(metavar="ROW,COLUMN", help="The patch that attends; by default the centre."),
+        typer.Option(metavar="ROW,COLUMN", help="The patch that attends [the centre]."),
     ] = None,
     block: Blocks = None,
-    head: Annotated[int | None, typer.Option(help="A head; by default the mean of all.")] = None,
+    head: Annotated[
+        int | None, typer.Option(metavar="INDEX", help="A head [the mean of all].")
+    ] = None,
 ) -> None:
-    """Attention of one patch, with the encoding and with all tables zero.
+    """Attention of one patch, with the encoding and without.
 
-    By default the first and the last but one of the equipped attentions are drawn.
+    Without it all tables are zero; queries and keys are the same. By default the first and the last
+    but one of the equipped attentions are drawn.
     """
     from irpe.viz import plot_attention
-    from irpe.viz.bucket_maps import check_image_grid
 
     calls, seen = _capture(run, image)
     chosen = _choose(calls, block)
-    rows, columns = check_image_grid(chosen[0].grid).shape
-    query = (rows // 2, columns // 2) if patch is None else parse_patch(patch)
-    is_whole = all(call.sees_whole_image for call in chosen)  # a window is not the picture
-    write_figure(plot_attention(chosen, query, seen if is_whole else None, head), output)
+    query = None if patch is None else parse_patch(patch)
+    write_figure(plot_attention(chosen, query, _whole_image(chosen, seen), head), output)
 
 
 def tables(run: Run, output: Output = Path("tables.png"), block: Blocks = None) -> None:
-    """The learned tables as images, all blocks by default."""
+    """How long the vector of each bucket is, where the bucket lies.
+
+    Tables of the product method are maps around the query, others curves. All blocks by default.
+    """
     from irpe.viz import plot_tables
 
     write_figure(plot_tables(load_model(run), block or None), output)
@@ -90,15 +98,16 @@ def locality(
     run: Run,
     images: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="IMAGE", help="Pictures; by default the one in the package."),
+        typer.Argument(metavar="IMAGE", help="Pictures [the one in the package]."),
     ] = None,
     output: Output = Path("locality.png"),
 ) -> None:
-    """The mean attended distance of each block, with the encoding and with all tables zero.
+    """How far each block looks, with the encoding and without.
 
-    "Zero" takes the same queries and keys, so that the difference is what the encoding does in that
-    block alone. Attention is averaged over heads and pictures; prefix tokens are left out. Printed
-    as a table, drawn as curves.
+    The mean attended distance in patches. Without the encoding all tables are zero; queries and
+    keys are the same, so that the change is what the encoding does in that block alone. Attention
+    is averaged over heads and pictures; prefix tokens are left out. Printed as a table, the change
+    drawn as bars.
     """
     from irpe.viz import measure_locality, plot_locality
 
@@ -117,18 +126,20 @@ def locality(
 
 
 def explorer(
-    output: Annotated[Path, typer.Option("-o", "--output", help="The page, .html.")] = Path(
-        "explorer.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The page, .html.")
+    ] = Path("explorer.html"),
     run: Annotated[
-        Path | None, typer.Option(help="Show what this run, or saved model, has learned.")
+        Path | None,
+        typer.Option(metavar="RUN", help="Show what this run, or saved model, has learned."),
     ] = None,
     image: Annotated[
-        Path | None, typer.Option(help="The picture for --run; by default the package's.")
+        Path | None,
+        typer.Option(metavar="IMAGE", help="The picture for --run [the one in the package]."),
     ] = None,
     block: Blocks = None,
 ) -> None:
-    """A page to explore grids, methods and index functions: one file, no network."""
+    """A page to explore encodings and runs: one file, no network."""
     from irpe.viz import explorer_page
     from irpe.viz.canvas import check_output
 
@@ -139,13 +150,15 @@ def explorer(
         page = explorer_page()
     else:
         calls, seen = _capture(run, image)
-        page = explorer_page(_choose(calls, block) if block else calls, seen, run.resolve().name)
+        page = explorer_page(_choose(calls, block) if block else calls, seen, label_of(run))
     write_text(output, page)
     typer.echo(f"wrote {output}")
 
 
 def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention], Any]":
     """Returns what the attentions of a run's model do with pictures, and the first picture."""
+    import torch
+
     from irpe.viz import capture, default_image, image_input, read_image
 
     pictures = [read_image(image) for image in images if image is not None] or [default_image()]
@@ -157,11 +170,16 @@ def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention],
     return capture(model, torch.cat(inputs)), seen[0]
 
 
+def _whole_image(calls: "list[CapturedAttention]", seen: Any) -> Any:
+    """Returns the picture if it is what the attentions saw: a window is not the picture."""
+    return seen if all(call.sees_whole_image for call in calls) else None
+
+
 def _choose(
     calls: "list[CapturedAttention]", blocks: list[int] | None
 ) -> "list[CapturedAttention]":
     """Returns the chosen attentions, by default the first and the last but one."""
-    from irpe.viz.table_images import check_block
+    from irpe.viz.table_maps import check_block
 
     blocks = blocks or [0, max(0, len(calls) - 2)]
     indices = dict.fromkeys(check_block(index, len(calls)) for index in blocks)

@@ -43,7 +43,8 @@ def robustness(
 ) -> None:
     """Top-1 of trained classifiers at other input sizes, and on images that moved.
 
-    Runs that differ in the seed alone are a group: one curve, their mean, with a point for each.
+    Runs that differ in the seed alone are a group: one curve, their mean, with a point for each
+    seed and bars of two standard errors over the images.
     At another size the learned absolute encoding is resampled and all else stays as it is. Moved
     images go right, down, left or up in turn, and black comes into view. The scores are written
     next to the picture, as FILE.json.
@@ -67,7 +68,9 @@ def robustness(
     with ProgressBar() as bar:
         points = list(track(bar, work, count, "evaluating"))
     by_size, by_move = (collect(points, axis, labels) for axis in ("size", "move"))
-    figure = plot_robustness(by_size, by_move, {run.config.image_size for run in opened})
+    trained = {run.config.image_size for run in opened}
+    num_images = min(len(run.source) for run in opened)
+    figure = plot_robustness(by_size, by_move, trained, num_images)
     text = json.dumps({"runs": _entries(opened, labels, points)}, indent=2) + "\n"
     write_text(values, text)
     save_figure(figure, output)
@@ -76,6 +79,8 @@ def robustness(
         return
     _print("top-1 (%) by the side of the input", by_size)
     _print("top-1 (%) by the patches that images moved", by_move)
+    error = 50 / num_images**0.5
+    typer.echo(f"{num_images:,} images: the standard error of a score is at most {error:.1f}")
     typer.echo(f"wrote {values}\nwrote {output}")
 
 
@@ -129,6 +134,7 @@ def _entries(
             "seed": run.config.seed,
             "data": run.config.data,
             "image_size": run.config.image_size,
+            "num_images": len(run.source),
             "top1_by_size": {p.at: p.top1 for p in points if (p.run, p.axis) == (index, "size")},
             "top1_by_move": {p.at: p.top1 for p in points if (p.run, p.axis) == (index, "move")},
         }

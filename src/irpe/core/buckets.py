@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Sequence
+from decimal import Decimal
 
 import torch
 from jaxtyping import Integer, Shaped
@@ -14,6 +15,7 @@ from irpe.core.index import Index
 from irpe.core.methods import METHODS
 
 _MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
+_MOST_ROWS = 2**38  # of a table; far below where the arithmetic of rows would overflow
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
 
@@ -101,7 +103,7 @@ def bucket_maps(
     num_prefix_tokens: int = 0,
     device: torch.device | str = "cpu",
 ) -> tuple[BucketMap, ...]:
-    """Returns the bucket maps of an encoding on a grid, one for each table.
+    """Returns the bucket maps of an encoding on a grid, one for each table; a rotation has none.
 
     Every pair with a prefix token (class, distillation, register) in it uses the last row. Equal
     arguments get the same maps, so the layers of a model share them; do not write to them.
@@ -134,9 +136,12 @@ def _constant_maps(
     check_num_prefix_tokens(num_prefix_tokens)
     spec, grid = attention_encoding(spec), Grid.of(shape)
     _check_size(grid, num_prefix_tokens)
-    return _cached_maps(
-        spec.method, spec.index_on(grid), grid, num_prefix_tokens, torch.device(device)
-    )
+    if spec.method is None:  # a rotation has no tables
+        return ()
+    index = spec.index_on(grid)
+    if index is not None:
+        _check_rows(spec, spec.method, index, grid)
+    return _cached_maps(spec.method, index, grid, num_prefix_tokens, torch.device(device))
 
 
 @built_once(maxsize=16)
@@ -154,6 +159,16 @@ def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
         raise ValueError(
             f"grid {grid} has {grid.num_positions:,} positions: its bucket map would take at least "
             f"{pairs / 2**30:,.0f} GiB, a byte for each pair; use windows or a coarser grid"
+        )
+
+
+def _check_rows(spec: Encoding, method: str, index: Index, grid: Grid) -> None:
+    """Raises an error for a table that no machine can hold."""
+    rows = max(METHODS[method].num_buckets(index.max_index, grid.ndim))
+    if rows > _MOST_ROWS:
+        raise ValueError(
+            f"encoding '{spec}' has {Decimal(rows):.3g} table rows: they would take at least "
+            f"{Decimal(rows) / 2**28:.3g} GiB, 4 bytes each; choose a smaller index"
         )
 
 

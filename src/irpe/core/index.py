@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-?inf|nan")  # not 1_0 or " 1.9 "
+# Not all that Python reads as a number: no 1_0, no " 1.9 ", no digits of other scripts.
+_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-?inf|nan", re.ASCII)
 
 
 @dataclass(frozen=True)

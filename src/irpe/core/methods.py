@@ -35,7 +35,8 @@ def quantization(offsets: Offsets, index: Index) -> tuple[Ids, ...]:
             "offsets; method 'euclidean' takes real ones"
         )
     # From the saturation distance on every rank has the same index: no longer table is needed.
-    squared = _squared_distance(offsets.long()).clamp(max=math.ceil(index.saturation) ** 2)
+    longest = min(math.ceil(index.saturation) ** 2, 2**62)
+    squared = _squared_distance(offsets.long()).clamp(max=longest)
     largest = int(squared.max()) if squared.numel() else 0
     ranks = _ranks_of_sums_of_squares(largest, offsets.shape[-1])
     return (index(ranks[squared]),)

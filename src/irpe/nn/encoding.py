@@ -1,20 +1,22 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
 from collections.abc import Sequence
-from typing import TypedDict
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
 
 from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.encodings.encoding import (
     ROLES,
-    AttentionArguments,
     HeadSize,
     check_table_size,
 )
 from irpe.core.grid import Grid, grid_shape
+from irpe.core.rotation import rotate
+from irpe.nn.scored import Rotate, Scored, Temperature
 from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
@@ -103,22 +105,33 @@ class RelativePositionEncoding(nn.Module):
         attn_mask: Mask | None = None,
         dropout_p: float = 0.0,
         scale: float | None = None,
+        rotate: Rotate | None = None,
+        temperature: Temperature | None = None,
         impl: str | None = None,
     ) -> Tokens:
         """Returns attention with the encoding.
 
-        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given.
+        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. Where an
+        attention rotates queries and keys for their product, `q` and `k` are those before it, which
+        the tables meet, and `rotate` is the rotation. A learned `temperature` stands in the place
+        of the scale: it is a factor of all scores, those of the encoding included.
         """
-        maps, arguments = self._on(grid, q.device)
+        scored = self._on(grid, q, k, rotate, scale).with_temperature(temperature)
+        if not scored.maps:  # a rotation alone
+            return F.scaled_dot_product_attention(
+                scored.q, scored.k, v, attn_mask, dropout_p, scale=scored.scale
+            )
         return rpe_attention(
-            _shifted(q, arguments.query_shift),
-            k,
+            scored.q,
+            scored.k,
             v,
-            maps,
-            **arguments.tables,
+            scored.maps,
+            **scored.tables,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
-            scale=scale,
+            scale=scored.scale,
+            table_q=scored.table_q,
+            table_k=scored.table_k,
             impl=self.impl if impl is None else impl,
         )
 
@@ -130,28 +143,48 @@ class RelativePositionEncoding(nn.Module):
         grid: Grid | Sequence[int],
         attn_mask: Mask | None = None,
         scale: float | None = None,
+        rotate: Rotate | None = None,
+        temperature: Temperature | None = None,
     ) -> Scores:
-        """Returns the attention weights a_ij."""
-        maps, arguments = self._on(grid, q.device)
-        tables = _of_scores(arguments)
-        q = _shifted(q, arguments.query_shift)
-        return rpe_attention_weights(q, k, maps, **tables, attn_mask=attn_mask, scale=scale)
+        """Returns the attention weights a_ij; arguments as in `forward`."""
+        scored = self._on(grid, q, k, rotate, scale).with_temperature(temperature)
+        return rpe_attention_weights(
+            scored.q,
+            scored.k,
+            scored.maps,
+            **scored.score_tables(),
+            attn_mask=attn_mask,
+            scale=scored.scale,
+            table_q=scored.table_q,
+            table_k=scored.table_k,
+        )
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Scores:
-        """Returns b_ij, what the encoding adds to the scores before they are scaled."""
-        maps, arguments = self._on(grid, q.device)
-        shift = arguments.query_shift
-        scores = rpe_scores(_shifted(q, shift), k, maps, **_of_scores(arguments))
-        if shift is None:
+        """Returns b_ij, what the encoding adds to the scores before they are scaled.
+
+        For a rotation that is the product of the turned queries and keys less that of the others.
+        """
+        scored = self._on(grid, q, k)
+        tables = scored.score_tables()
+        scores = rpe_scores(scored.table_q, scored.table_k, scored.maps, **tables)
+        if scored.q is q:
             return scores
-        return scores + (k @ shift.to(k.dtype)).unsqueeze(-2)  # u k_j, the same for every query
+        return scores + scored.q @ scored.k.mT - q @ k.mT
 
     def explain(
         self, q: Tokens, k: Tokens, v: Tokens, *, grid: Grid | Sequence[int]
     ) -> Explanation:
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
-        maps, arguments = self._on(grid, q.device)
-        return explain(q, k, v, maps, **arguments.tables)
+        scored = self._on(grid, q, k)
+        if not scored.maps:
+            raise ValueError(
+                f"{self.spec} has no tables, so there is no choice: turned queries and keys go to "
+                "torch.nn.functional.scaled_dot_product_attention"
+            )
+        return explain(
+            scored.q, scored.k, v, scored.maps, **scored.tables,
+            table_q=scored.table_q, table_k=scored.table_k,
+        )  # fmt: skip
 
     def maps(
         self, grid: Grid | Sequence[int], device: torch.device | str = "cpu"
@@ -166,38 +199,28 @@ class RelativePositionEncoding(nn.Module):
         return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
 
     def _on(
-        self, grid: Grid | Sequence[int], device: torch.device
-    ) -> tuple[tuple[BucketMap, ...], AttentionArguments]:
-        """Returns the maps and the arguments of attention on a grid."""
-        maps = self.maps(grid, device)
+        self,
+        grid: Grid | Sequence[int],
+        q: Tokens,
+        k: Tokens,
+        rotate_by_host: Rotate | None = None,
+        scale: float | None = None,
+    ) -> Scored:
+        """Returns the maps, tables, and queries and keys as they enter the products, on a grid."""
+        maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters = {name: getattr(self, name) for name in self._others}
         for role in _LISTS:
             for number, table in enumerate(getattr(self, role)):
                 parameters[f"{role}.{number}"] = table
-        return maps, self.spec.arguments_on(grid, parameters, self.size)
+        tables, shift, rotation = self.spec.arguments_on(grid, parameters, self.size, q)
+        q = q if shift is None else q + shift.to(q.dtype)
+        turn = rotate_by_host if rotation is None else partial(rotate, rotation=rotation)
+        if turn is None:
+            return Scored(maps, tables, q, k, q, k, scale)
+        return Scored(maps, tables, turn(q), turn(k), q, k, scale)
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""
         impl = "" if self.impl == "auto" else f", impl={self.impl!r}"
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
-
-
-def _shifted(q: Tokens, shift: Tensor | None) -> Tokens:
-    return q if shift is None else q + shift.to(q.dtype)
-
-
-class _ScoreTables(TypedDict):
-    query_tables: list[Tensor]
-    key_tables: list[Tensor]
-    bias_tables: list[Tensor]
-
-
-def _of_scores(arguments: AttentionArguments) -> _ScoreTables:
-    """Returns the tables that scores depend on."""
-    tables = arguments.tables
-    return {
-        "query_tables": tables.get("query_tables", []),
-        "key_tables": tables.get("key_tables", []),
-        "bias_tables": tables.get("bias_tables", []),
-    }

@@ -63,7 +63,7 @@ def _check_tokens(call: AttentionCall) -> None:
 
 
 def _check_maps(maps: tuple[BucketMap, ...], call: AttentionCall) -> None:
-    if not maps:
+    if not maps and call.tables.all():
         raise ValueError("maps is empty: pass the maps that irpe.bucket_maps(spec, grid) returns")
     batch, _, queries, _ = call.q.shape
     keys = call.k.shape[2]

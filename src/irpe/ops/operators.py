@@ -1,6 +1,7 @@
 """The passes of an implementation as operators, which a compiler calls and does not look into."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,6 +53,31 @@ def define_operators(name: str, forward: Forward, backward: Backward, fake: Forw
         _library.define(f"{operator}({signature}) -> Tensor[]")
         _library.impl(operator, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"irpe::{operator}", shapes, lib=_library)
+    torch.library.register_autograd(
+        f"irpe::{name}", partial(_differentiate, name), setup_context=_keep_call, lib=_library
+    )
+
+
+def _keep_call(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    ctx.save_for_backward(*output[1:])
+    ctx.fields = inputs[:-1]
+
+
+def _differentiate(name: str, ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+    """Returns the gradients of the operator itself, where an exported program calls it.
+
+    Everywhere else `differentiable_attention` stands around it, and this takes no part.
+    """
+    if name == "triton":  # its backward pass needs what an exported forward pass does not keep
+        raise RuntimeError(
+            "an exported program with impl 'triton' has no gradients: export it with "
+            "impl='blockwise', or train the model itself"
+        )
+    call, mask_needs_grad = CompactCall(*ctx.fields), ctx.needs_input_grad[5]
+    found = call_backward(name, call, grads[0], list(ctx.saved_tensors), mask_needs_grad)
+    remaining = iter(found.tables)
+    tables = [[next(remaining) for _ in role] for role in call.tables.roles()]
+    return (*found[:6], *tables, [None] * len(call.ids), None, None, None, None, None)
 
 
 def call_forward(name: str, call: CompactCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:

@@ -20,7 +20,8 @@ from irpe.progress import NO_PROGRESS, Progress, track
 COMPARED = (
     "product-bias-k", "product-contextual-k", "product-contextual-qk", "product-contextual-qkv",
     "cross-contextual-k", "euclidean-contextual-k", "quantization-contextual-k", "shaw", "huang",
-    "sasa", "transformer-xl", "axial-deeplab", "cpvt",
+    "sasa", "transformer-xl", "axial-deeplab", "cpvt", "rope-axial", "rope-mixed", "decomposed",
+    "bias-table", "log-cpb", "alibi-2d", "rope-axial+product-contextual-k",
 )  # fmt: skip
 
 

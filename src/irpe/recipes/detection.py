@@ -77,6 +77,7 @@ def _paper_recipe(row: int, detector: _Detector) -> Callable[[], DetectorConfig]
             low_lr_epochs=detector.epochs // 3,
             batch_size=16,
             lr=1e-4,
+            table_lr=1.0,
             backbone_lr=1e-5,
             warmup_epochs=0,
             weight_decay=1e-4,

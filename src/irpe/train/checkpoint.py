@@ -4,6 +4,7 @@ import reprlib
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +108,23 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 
 
 def check_disk_space(directory: Path, num_bytes: int) -> None:
-    """Makes a directory and raises an error unless files of a size can be written to it.
+    """Makes a directory, or raises an error if files of a size cannot be written to it.
 
     Args:
         directory: The directory.
         num_bytes: The size of one checkpoint; while one is replaced, two exist.
     """
+    made = [each for each in (directory, *directory.parents) if not each.exists()]
+    try:
+        _check_disk_space(directory, num_bytes)
+    except OSError:
+        for each in made:
+            with suppress(OSError):
+                each.rmdir()
+        raise
+
+
+def _check_disk_space(directory: Path, num_bytes: int) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):

@@ -15,9 +15,11 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from irpe import files
 from irpe.core.choices import check_choice
+from irpe.core.rates import TABLE_LR
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
+SCHEDULE_PARTS = ("warmup_epochs", "low_lr_epochs")
 RUN_FILE = "run.json"  # where a run stores its configuration
 EMBEDDED = "embedded"  # the data that comes with the library
 DATASETS = ("torch/", "hfds/")  # what the name of a timm dataset starts with
@@ -60,6 +62,9 @@ class RunConfig:
         0,
     )
     lr: float = option("Highest learning rate.", 1e-3)
+    table_lr: float = option(
+        "Learning rate of the tables of the encoding, as a multiple of --lr.", TABLE_LR
+    )
     min_lr: float = option("Learning rate at the end of the cosine schedule.", 1e-5)
     low_lr_epochs: int = option(
         "Step schedule instead of cosine: a constant learning rate, divided by 10 for this many "
@@ -97,14 +102,14 @@ class RunConfig:
         check_choice("absolute", self.absolute, ABSOLUTE)
         check_choice("precision", self.precision, PRECISIONS)
         check_at_least(self, 1, "epochs", "batch_size", "aug_repeats", "eval_every", "save_every")
-        check_positive(self, "lr")
+        check_positive(self, "lr", "table_lr")
         check_at_least(
             self, 0, "device_batch_size", "min_lr", "low_lr_epochs", "warmup_lr", "warmup_epochs",
             "weight_decay", "clip_grad", "workers",
         )  # fmt: skip
         check_fraction(self, "ema_decay", "flip")
         check_below_1(self, "ema_decay")
-        for name in ("warmup_epochs", "low_lr_epochs"):
+        for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:
                 raise ValueError(
                     f"{name} = {getattr(self, name)} must be less than epochs = {self.epochs}"
@@ -115,6 +120,16 @@ class RunConfig:
         for name in changes:
             check_choice(f"field of {self.task}", name, [f.name for f in dataclasses.fields(self)])
         return dataclasses.replace(self, **changes)
+
+    def with_fewer_epochs(self, epochs: int) -> Self:
+        """Returns the configuration for fewer epochs: parts of the schedule shrink in proportion.
+
+        Args:
+            epochs: The epochs; if there are not fewer of them, the rest stays.
+        """
+        share = min(1.0, epochs / self.epochs) if epochs > 0 else 1.0
+        parts = {name: int(getattr(self, name) * share) for name in SCHEDULE_PARTS}
+        return dataclasses.replace(self, epochs=epochs, **parts)
 
     def with_absolute_paths(self) -> Self:
         """Returns the configuration with paths that mean the same in every working directory."""
@@ -188,10 +203,11 @@ def check_fraction(config: RunConfig, *names: str) -> None:
             raise ValueError(f"{name} = {getattr(config, name)} must be between 0 and 1")
 
 
-def check_positive(config: RunConfig, name: str) -> None:
-    """Raises an error unless a field is greater than 0."""
-    if not getattr(config, name) > 0:
-        raise ValueError(f"{name} = {getattr(config, name)} must be greater than 0")
+def check_positive(config: RunConfig, *names: str) -> None:
+    """Raises an error unless these fields are greater than 0."""
+    for name in names:
+        if not getattr(config, name) > 0:
+            raise ValueError(f"{name} = {getattr(config, name)} must be greater than 0")
 
 
 def check_below_1(config: RunConfig, name: str) -> None:

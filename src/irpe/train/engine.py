@@ -4,7 +4,6 @@ A run stands at an epoch and a step in it, with a state of model, optimizer and 
 randomness follows from the seed and that position, so a resumed run equals an uninterrupted one.
 """
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
@@ -24,12 +23,13 @@ from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkp
 from irpe.train.locks import lock_run
 from irpe.train.logs import Logs
 from irpe.train.optim import build_optimizer, build_schedule
+from irpe.train.overview import effect_on_images
 from irpe.train.processes import in_any_process
 from irpe.train.restoring import check_groups, check_moments, check_position
 from irpe.train.runs import CHECKPOINT, remove_remains, save_model, write_config
 from irpe.train.sampling import Batches, make_loader, train_sampler
 from irpe.train.seeding import seed_everything
-from irpe.train.signals import StoppedError, stop_requests
+from irpe.train.signals import StoppedError, StopRequest, stop_requests
 from irpe.train.task import Task, TaskScore
 
 
@@ -47,6 +47,11 @@ class FitResult:
     history: list[dict[str, float]]
     score: TaskScore | None
 
+    @property
+    def effect(self) -> float | None:
+        """How much of the attention the encoding is at the end; `None` without an encoding."""
+        return self.history[-1].get("effect")
+
 
 def fit(
     task: Task, directory: Path, accelerator: Accelerator, progress: Progress = NO_PROGRESS
@@ -59,7 +64,11 @@ def fit(
         accelerator: The processes.
         progress: Is told how it goes.
     """
-    trainer = Trainer(task, directory, accelerator, progress)
+    return run_to_end(Trainer(task, directory, accelerator, progress))
+
+
+def run_to_end(trainer: "Trainer") -> FitResult:
+    """Trains to the end, or until the process is asked to stop; then the run saves itself."""
     with trainer, stop_requests() as stopped:
         trainer.run(stopped)
     return FitResult(trainer.final_model(), trainer.history, trainer.score)
@@ -155,7 +164,7 @@ class Trainer:
         if self.accelerator.num_processes > 1 and len(set(gather_object([self.done]))) > 1:
             raise ValueError(f"the processes do not share {self.directory}: all nodes must see it")
 
-    def run(self, stopped: threading.Event) -> None:
+    def run(self, stopped: StopRequest) -> None:
         """Trains until the end, or until it is asked to stop."""
         self.progress.start("training", self.steps * self.config.epochs, self.done)
         with Logs(self.directory if self.accelerator.is_main_process else None, self.done) as logs:
@@ -172,10 +181,10 @@ class Trainer:
 
     @property
     def lr(self) -> float:
-        """The highest learning rate of all parameters."""
-        return max(group["lr"] for group in self.optimizer.param_groups)
+        """The learning rate of the model, but for what has a rate of its own."""
+        return self.optimizer.param_groups[0]["lr"]
 
-    def _run_epoch(self, stopped: threading.Event, logs: Logs) -> None:
+    def _run_epoch(self, stopped: StopRequest, logs: Logs) -> None:
         started, first = time.perf_counter(), self.step
         first_batch = self.step * self.num_micro_batches
         batches = Batches(self._sampler(self.epoch), self.epoch, self.micro_batch, first_batch)
@@ -192,7 +201,8 @@ class Trainer:
                 self.save()
                 raise StoppedError(
                     f"stopped in epoch {self.epoch + 1} after step {self.step} of {self.steps}, "
-                    f"saved in {self.directory}"
+                    f"saved in {self.directory}",
+                    stopped.number,
                 )
             if self.step % self.config.save_every == 0 and self.step < self.steps:
                 self.save()
@@ -234,6 +244,8 @@ class Trainer:
         if epoch % self.config.eval_every == 0 or epoch == self.config.epochs:
             self.score = self.task.evaluate(self.final_model(), self.accelerator)
             evaluated = self.score.row()
+            effect = effect_on_images(self.task, self.final_model(), self.accelerator)
+            evaluated |= {} if effect is None else {"effect": effect}
         row = {
             "epoch": epoch,
             "lr": self.lr,

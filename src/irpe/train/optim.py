@@ -9,16 +9,18 @@ from timm.scheduler.scheduler_factory import create_scheduler_v2
 from irpe.train.config import RunConfig
 
 
-def build_optimizer(groups: Any, config: RunConfig) -> Any:
-    """Returns the optimizer.
+def build_optimizer(groups: list[dict[str, Any]], config: RunConfig) -> Any:
+    """Returns the optimizer; its first group has the learning rate of the configuration.
 
     Args:
-        groups: What is optimized: a model, or groups of parameters.
+        groups: The groups of parameters, each with a learning rate and a weight decay.
         config: The configuration.
     """
+    groups = sorted(groups, key=lambda group: group["lr"] != config.lr)
+    rates = [group["lr"] for group in groups]
     fused: dict[str, Any] = {"fused": True} if config.optimizer == "adamw" else {}
     try:
-        return create_optimizer_v2(
+        optimizer = create_optimizer_v2(
             groups, opt=config.optimizer, lr=config.lr, weight_decay=config.weight_decay, **fused
         )
     except (AssertionError, ImportError, TypeError, ValueError) as error:
@@ -26,6 +28,12 @@ def build_optimizer(groups: Any, config: RunConfig) -> Any:
             f"optimizer {config.optimizer!r} cannot be made by timm, which has adamw, sgd, lamb "
             f"and more: {error}"
         ) from error
+    if [group.get("lr") for group in optimizer.param_groups] != rates:
+        raise ValueError(
+            f"optimizer {config.optimizer!r} does not take a learning rate for each group of "
+            "parameters, which tables need: choose adamw, sgd, lamb or another that does"
+        )
+    return optimizer
 
 
 def build_schedule(optimizer: Any, config: RunConfig, steps: int) -> Any:

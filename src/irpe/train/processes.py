@@ -1,17 +1,33 @@
 """The processes of a run: one, or those that torchrun started, as Accelerate sees them."""
 
 import os
+from datetime import timedelta
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs
+
+from irpe.core.choices import check_choice
+
+TIMEOUT_VARIABLE = "IRPE_TIMEOUT"  # seconds
+_TIMEOUT = 1800.0  # the first process may prepare the data while the others wait
 
 
-def make_accelerator(precision: str = "no") -> Accelerator:
-    """Returns Accelerate's view of the processes, with a mixed precision: no, bf16 or fp16."""
+def make_accelerator(precision: str = "no", device: str = "auto") -> Accelerator:
+    """Returns Accelerate's view of the processes.
+
+    Args:
+        precision: Mixed precision: no, bf16 or fp16.
+        device: "cpu", the kind of accelerator of this machine ("cuda", ...), or "auto" for that
+            accelerator if there is one.
+    """
     AcceleratorState._reset_state()  # else a process keeps the precision of its first run
-    is_cpu = not torch.accelerator.is_available()
-    accelerator = Accelerator(mixed_precision=precision, cpu=is_cpu)
+    found = torch.accelerator.current_accelerator(check_available=True)
+    check_choice("device", device, ("auto", "cpu", *([found.type] if found else [])))
+    is_cpu = found is None or device == "cpu"
+    waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=read_timeout()))
+    accelerator = Accelerator(mixed_precision=precision, cpu=is_cpu, kwargs_handlers=[waiting])
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != started:
         raise RuntimeError(
@@ -19,6 +35,21 @@ def make_accelerator(precision: str = "no") -> Accelerator:
             "they would train separately in one directory; check ACCELERATE_* in the environment"
         )
     return accelerator
+
+
+def read_timeout() -> float:
+    """Returns the seconds that a process waits for another one before it gives up.
+
+    A node that loses power or its network sends nothing, so that only time can tell.
+    """
+    text = os.environ.get(TIMEOUT_VARIABLE) or str(_TIMEOUT)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 1 <= seconds <= 1e6:
+        raise ValueError(f"{TIMEOUT_VARIABLE} = {text!r} must be from 1 to 1,000,000 seconds")
+    return seconds
 
 
 def in_any_process(is_set: bool, accelerator: Accelerator) -> bool:

@@ -16,8 +16,9 @@ from irpe.adapters.saving import check_tensors, save_equipped
 from irpe.files import to_safetensors, write_bytes, write_text
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.config import RUN_FILE, RunConfig
+from irpe.train.configs import Config
 from irpe.train.logs import METRICS
-from irpe.train.task import Config, build_for, parse_config
+from irpe.train.task import build_for, parse_config
 from irpe.train.weights import read_weights
 
 Metrics = Mapping[str, Sequence[float]]

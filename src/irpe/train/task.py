@@ -1,12 +1,11 @@
 """What the training loop asks of a task, and the tasks there are: one folder each.
 
 A folder has `config` (a subclass of `RunConfig`), `task` (with `open_task`) and `model` (with
-`build_for`); `CONFIGS` lists the configurations.
+`build_for`); `configs` lists the configurations.
 """
 
 import importlib
 import json
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,20 +15,14 @@ from torch import Tensor, nn
 
 from irpe.files import check_json
 from irpe.progress import Progress
-from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import RUN_FILE, RunConfig
-from irpe.train.detection.config import DetectorConfig
+from irpe.train.configs import CONFIGS, Config
 from irpe.train.weights import Weights
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
     from irpe.train.sampling import SampledDataset
-
-Config = ClassifierConfig | DetectorConfig
-CONFIGS: Mapping[str, type[Config]] = {
-    config.task: config for config in (ClassifierConfig, DetectorConfig)
-}
 
 
 class TaskScore(Protocol):
@@ -49,8 +42,18 @@ class Task(Protocol):
         ...
 
     @property
+    def model_name(self) -> str:
+        """What to call the model."""
+        ...
+
+    @property
     def images(self) -> "SampledDataset":
         """The images to train on."""
+        ...
+
+    @property
+    def val_images(self) -> "SampledDataset":
+        """The images to evaluate on."""
         ...
 
     @property
@@ -70,8 +73,8 @@ class Task(Protocol):
         """Returns the module that `loss` calls: the model, or a view of it on the same weights."""
         ...
 
-    def optimizer_groups(self, model: nn.Module) -> Any:
-        """Returns what is optimized, as timm takes it: a model, or groups of parameters."""
+    def optimizer_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Returns the parameters in groups, each with a learning rate and a weight decay."""
         ...
 
     def normalizer(self, batches: list[Any], accelerator: "Accelerator") -> Any:
@@ -108,6 +111,10 @@ class Task(Protocol):
 
     def evaluate(self, model: nn.Module, accelerator: "Accelerator") -> TaskScore:
         """Returns the score of a model on the validation images."""
+        ...
+
+    def model_inputs(self, batch: Any, device: torch.device) -> dict[str, Tensor]:
+        """Returns what a model is called with, by name, for a batch of validation images."""
         ...
 
 

@@ -5,7 +5,7 @@ Each function returns a matplotlib figure, which `save_figure` writes as PNG or 
 """
 
 from irpe.viz.ablation_scores import plot_scores
-from irpe.viz.attention_maps import plot_attention, plot_weights
+from irpe.viz.attention_maps import plot_attention
 from irpe.viz.bucket_maps import plot_buckets
 from irpe.viz.canvas import save_figure
 from irpe.viz.capture import CapturedAttention, capture
@@ -16,8 +16,9 @@ from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
 from irpe.viz.robustness_curves import plot_robustness
-from irpe.viz.table_images import plot_tables
+from irpe.viz.table_maps import plot_tables
 from irpe.viz.training_curves import plot_training
+from irpe.viz.weight_maps import plot_weights
 
 __all__ = [
     "CapturedAttention",

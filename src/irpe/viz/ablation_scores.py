@@ -1,5 +1,6 @@
 """The scores of an ablation: a point for each row, seed and distance."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,17 +13,32 @@ _MARKS = "osD"
 
 
 @styled
-def plot_scores(scores: Mapping[str, Sequence[Sequence[float]]]) -> "Figure":
+def plot_scores(
+    scores: Mapping[str, Sequence[Sequence[float]]], errors: Mapping[str, Sequence[float]]
+) -> "Figure":
     """Returns a figure with a point for each row, seed and distance that images were moved.
+
+    A bar around the mean of the seeds is twice the standard error over the test images, both ways.
 
     Args:
         scores: Top-1 in percent, by row, then by the patches that images were moved, then by seed.
+        errors: The standard error of the mean, by row, then by the patches.
     """
     names = list(scores)
     figure = new_figure(1.5 * COLUMN, 1.8 + 0.6 * len(names))
     axes = figure.subplots()
     for moved, mark in enumerate(_MARKS):
         points = [(score, n) for n, name in enumerate(names) for score in scores[name][moved]]
+        means = [statistics.mean(scores[name][moved]) for name in names]
+        axes.errorbar(
+            means,
+            range(len(names)),
+            xerr=[2 * errors[name][moved] for name in names],
+            fmt="none",
+            ecolor=COLOURS[moved],
+            elinewidth=1.2,
+            capsize=2.5,
+        )
         axes.plot(
             *zip(*points, strict=True),
             mark,
@@ -32,7 +48,10 @@ def plot_scores(scores: Mapping[str, Sequence[Sequence[float]]]) -> "Figure":
             label="as they are" if not moved else f"moved by {moved}",
         )
     axes.set_yticks(range(len(names)), names)
-    axes.set(ylim=(len(names) - 0.5, -0.5), xlabel="top-1, in %, a point for each seed")
+    axes.set(
+        ylim=(len(names) - 0.5, -0.5),
+        xlabel="top-1, in %, a point for each seed; bars: 2 standard errors",
+    )
     axes.grid(axis="x")
     figure.legend(loc="outside upper center", ncols=len(_MARKS))
     return figure

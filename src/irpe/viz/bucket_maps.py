@@ -1,7 +1,8 @@
 """Fig. 6-9: which patches share a bucket, seen from a reference patch."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,13 +13,19 @@ from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
 from irpe.viz.canvas import (
     COLUMN,
-    SEQUENTIAL,
     draw_map,
     draw_star,
     new_figure,
-    panel_shape,
     panels,
     styled,
+)
+from irpe.viz.offset_colours import (
+    DIRECTED,
+    DIRECTIONS,
+    PREFIX,
+    bucket_colours,
+    directed_colour,
+    grey,
 )
 
 if TYPE_CHECKING:
@@ -27,6 +34,18 @@ if TYPE_CHECKING:
 
 _AXES = ("rows", "columns")
 _NONE = -1  # neither a patch nor a prefix token
+_FLAT = 0.6  # height over width: flatter maps stand below each other
+_WIDE = 4.0  # inches: a wider figure is shown smaller
+_POINTS = 72 / 2.54  # in a centimetre
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table to draw: its name, its bucket map, and the colour of each bucket."""
+
+    name: str
+    bucket_map: BucketMap
+    colours: dict[int, Any]
 
 
 @styled
@@ -38,7 +57,9 @@ def plot_buckets(
 ) -> "Figure":
     """Returns a map for each reference patch and table, as in Fig. 6-9.
 
-    Patches of one colour within lines share a bucket. Prefix tokens are drawn above the patches.
+    Patches within lines share a bucket. Its colour says where its patches lie, seen from the star:
+    the hue is the direction, darker is farther, in all maps alike. Prefix tokens are drawn above
+    the patches.
 
     Args:
         specs: The encodings; the paper's four methods by default.
@@ -52,40 +73,81 @@ def plot_buckets(
     references = [(0, 0), (rows // 2, columns // 2)] if references is None else references
     for reference in references:
         check_patch(reference, grid)
-    tables = [
-        (title, bucket_map)
-        for spec in specs
-        for title, bucket_map in _titled_maps(RPESpec.of(spec), grid, num_prefix_tokens)
-    ]
+    parsed = [RPESpec.of(spec) for spec in specs]
+    tables = [table for spec in parsed for table in _tables(spec, grid, num_prefix_tokens)]
     if not tables or not references:
         raise ValueError("nothing to draw: pass at least one encoding and one reference patch")
     lines = -(-num_prefix_tokens // columns)
-    shape = panel_shape(rows + lines + (lines > 0), columns)
-    figure, drawn = _panels(len(references), len(tables), shape)
-    size = 7.5 if len(tables) < 3 else 10  # a wide figure is made smaller to fit a column
-    for axes_row, reference in zip(drawn, references, strict=True):
-        for axes, (title, bucket_map) in zip(axes_row, tables, strict=True):
-            _draw(axes, bucket_map, grid, num_prefix_tokens, reference)
-            _name_prefix(axes, grid, num_prefix_tokens, 0.85 * size)
-            if axes_row is drawn[0] or len(tables) == 1:
-                axes.set_title(title, fontsize=size)
+    shape = (rows + lines + (lines > 0)) / columns
+    figure, drawn, side = _panels(len(references), len(tables), shape)
+    cell = side / columns * _POINTS
+    size = 7.5 if figure.get_figwidth() < _WIDE else 9  # a wide figure is shown smaller
+    for position, (axes_row, reference) in enumerate(zip(drawn, references, strict=True)):
+        for axes, table in zip(axes_row, tables, strict=True):
+            _draw(axes, table, grid, num_prefix_tokens, reference, cell)
+            if not position:
+                _set_title(axes, table, size, is_flat=shape < _FLAT)
+    _add_legend(figure, parsed, num_prefix_tokens, size)
     return figure
 
 
-def _panels(references: int, tables: int, shape: float) -> "tuple[Figure, list[list[Axes]]]":
-    """Returns axes for each reference and table; the maps of one table stand side by side.
+def _panels(references: int, tables: int, shape: float) -> "tuple[Figure, list[list[Axes]], float]":
+    """Returns axes for each reference and table, and the width of a map in centimetres.
+
+    Flat maps, and those of a single table, stand below each other table by table.
 
     Args:
         references: How many reference patches there are.
         tables: How many tables there are.
         shape: The height of a map over its width.
     """
-    is_turned = tables == 1 and shape > 0.5
+    is_turned = shape < _FLAT or tables == 1
     lines, across = (tables, references) if is_turned else (references, tables)
-    side = 3.2 if across > 2 else COLUMN / across
-    figure = new_figure(side * across, side * shape * lines + 1.2)
+    side = 3.2 if across > 2 else COLUMN / min(across, 1 if shape < _FLAT else 2)
+    height = max(side * min(shape, 3.0), 0.3)
+    titles = 0.6 * lines if is_turned else 0.9
+    figure = new_figure(side * across, height * lines + titles + 1.3)
     drawn = panels(figure, lines, across)
-    return figure, [[axes] for axes in drawn[0]] if is_turned else drawn
+    return (
+        figure,
+        [list(column) for column in zip(*drawn, strict=True)] if is_turned else drawn,
+        side,
+    )
+
+
+def _set_title(axes: "Axes", table: _Table, size: float, is_flat: bool) -> None:
+    used = f"{table.bucket_map.num_used_buckets} buckets in use"
+    if is_flat:
+        axes.set_title(f"{table.name}: {used}", fontsize=size, loc="left")
+    else:
+        axes.set_title(f"{table.name}\n{used}", fontsize=size)
+
+
+def _add_legend(figure: "Figure", specs: Sequence[RPESpec], count: int, size: float) -> None:
+    """Says what the colours mean: directions, distance alone, prefix tokens."""
+    from matplotlib.patches import Patch
+
+    methods = {spec.method for spec in specs}
+    colours: dict[str, Any] = {}
+    if methods & set(DIRECTED):
+        far = 0.35
+        for name, (row, column) in DIRECTIONS.items():
+            colours[name] = directed_colour(far * row, far * column)
+    if methods - set(DIRECTED):
+        colours["any direction"] = grey(0.35)
+    if count:
+        colours["prefix token" if count == 1 else "prefix tokens"] = PREFIX
+    is_narrow = figure.get_figwidth() < _WIDE
+    figure.legend(
+        handles=[Patch(facecolor=colour, label=name) for name, colour in colours.items()],
+        loc="outside lower center",
+        ncols=3 if is_narrow else len(colours),
+        title="where patches lie, seen from the star; darker is farther",
+        title_fontsize=0.9 * size,
+        fontsize=0.9 * size,
+        handlelength=1.0,
+        columnspacing=1.2,
+    )
 
 
 def check_image_grid(grid: Grid | Sequence[int]) -> Grid:
@@ -105,14 +167,14 @@ def check_patch(patch: tuple[int, int], grid: Grid) -> None:
         )
 
 
-def _titled_maps(spec: RPESpec, grid: Grid, count: int) -> list[tuple[str, BucketMap]]:
+def _tables(spec: RPESpec, grid: Grid, count: int) -> list[_Table]:
     maps = bucket_maps(spec, grid, count)
     is_default = spec.index == RPESpec(spec.method).index
     name = spec.method if is_default else f"{spec.method} @{spec.index}"
     parts = [f", {axis}" for axis in _AXES] if len(maps) > 1 else [""]
     return [
-        (f"{name}{part}\n{item.num_used_buckets} of {item.num_buckets} rows", item)
-        for part, item in zip(parts, maps, strict=True)
+        _Table(f"{name}{part}", item, colours)
+        for part, item, colours in zip(parts, maps, bucket_colours(spec, grid), strict=True)
     ]
 
 
@@ -135,22 +197,19 @@ def token_picture(values: Tensor, grid: Grid, num_prefix_tokens: int) -> Tensor:
 
 
 def _draw(
-    axes: "Axes", bucket_map: BucketMap, grid: Grid, count: int, reference: tuple[int, int]
+    axes: "Axes", table: _Table, grid: Grid, count: int, reference: tuple[int, int], cell: float
 ) -> None:
+    from matplotlib.colors import ListedColormap
+
     query = count + reference[0] * grid.shape[1] + reference[1]
-    buckets, colours = bucket_map.ids[query].long().unique(return_inverse=True)
-    picture = token_picture(colours, grid, count)
+    buckets, order = table.bucket_map.ids[query].long().unique(return_inverse=True)
+    picture = token_picture(order, grid, count)
     shown = picture.double().masked_fill(picture == _NONE, torch.nan)
-    draw_map(axes, shown, cmap=SEQUENTIAL, vmin=0, vmax=max(len(buckets) - 1, 1))
+    colours = ListedColormap([table.colours.get(bucket, PREFIX) for bucket in buckets.tolist()])
+    draw_map(axes, shown, cmap=colours, vmin=-0.5, vmax=len(buckets) - 0.5)
     _draw_borders(axes, picture)
     above = len(picture) - grid.shape[0]
-    draw_star(axes, reference[0] + above, reference[1])
-
-
-def _name_prefix(axes: "Axes", grid: Grid, count: int, size: float) -> None:
-    """Says what the cells above the patches are, where there is room for it."""
-    if 0 < count < 0.6 * grid.shape[1]:
-        axes.text(count, 0, "prefix", va="center", fontsize=size)
+    draw_star(axes, reference[0] + above, reference[1], min(max(1.1 * cell, 3.0), 9.0))
 
 
 def _draw_borders(axes: "Axes", picture: Tensor) -> None:

@@ -88,8 +88,17 @@ def panel_shape(rows: int, columns: int) -> float:
     return min(max(rows / columns, 0.4), 3.0)
 
 
-def panels(figure: "Figure", rows: int, columns: int) -> "list[list[Axes]]":
-    """Returns the axes of a figure, row by row."""
+def panels(figure: "Figure", rows: int, columns: int, space: float = 0.02) -> "list[list[Axes]]":
+    """Returns the axes of a figure, row by row.
+
+    Args:
+        figure: The figure.
+        rows: How many there are below each other.
+        columns: How many there are side by side.
+        space: What lies between two side by side, in widths of one.
+    """
+    engine: Any = figure.get_layout_engine()
+    engine.set(wspace=space)
     axes: Any = figure.subplots(rows, columns, squeeze=False)
     return [list(row) for row in axes]
 

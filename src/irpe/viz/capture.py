@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from irpe.adapters.equipped import encoding_of, equipped_attentions
 from irpe.core.grid import Grid
 from irpe.nn.encoding import RelativePositionEncoding
+from irpe.ops.attention import rpe_attention_weights
 
 HeadPairs = Float[Tensor, "heads query key"]
 
@@ -24,11 +25,13 @@ class CapturedAttention:
     Args:
         name: The attention's path in the model.
         encoding: Its tables.
-        q: The queries as they enter the dot product: batch, heads, tokens, head dimension.
+        q: The queries that the tables meet: batch, heads, tokens, head dimension.
         k: The keys.
         grid: The grid of the patches.
         attn_mask: The mask of the call, or `None`.
         scale: The scale of the call; `None` stands for 1 / sqrt(head dimension).
+        rotated: Queries and keys as they enter the product, if the model rotates them.
+        temperature: The learned factor of all scores that some models have in place of the scale.
     """
 
     name: str
@@ -38,6 +41,8 @@ class CapturedAttention:
     grid: Grid
     attn_mask: Tensor | None
     scale: float | None
+    rotated: tuple[Tensor, Tensor] | None = None
+    temperature: Tensor | None = None
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -60,21 +65,43 @@ class CapturedAttention:
         with torch.no_grad():
             return self.encoding.scores(self.q, self.k, grid=self.grid).mean(0)
 
+    def score_unit(self) -> float:
+        """Returns the size of the attention scores: what q_i . k_j and b_ij vary over the keys.
+
+        Softmax cancels what all keys of a query have in common, so both are taken less their means
+        over the keys; the sum of their root mean squares is the unit, 1 if there is nothing.
+        """
+        q, k = self.rotated or (self.q, self.k)
+        plain = _centred(q @ k.transpose(-2, -1))
+        unit = _root_mean_square(plain) + _root_mean_square(_centred(self.extra_weights()))
+        return unit or 1.0
+
+    def score_shares(self) -> HeadPairs:
+        """Returns b_ij, less its mean over the keys, as a share of the attention scores."""
+        return _centred(self.extra_weights()) / self.score_unit()
+
+    def encoding_share(self) -> float:
+        """Returns how much of the attention scores is the encoding's, from 0 to 1."""
+        return _root_mean_square(self.score_shares())
+
     def attention(self) -> HeadPairs:
         """Returns the attention weights a_ij, averaged over the batch."""
-        return self._attention(self.encoding)
-
-    def attention_without(self) -> HeadPairs:
-        """Returns the weights of the same queries and keys with all tables zero."""
-        plain = copy.deepcopy(self.encoding)
-        plain.reset_parameters()
-        return self._attention(plain)
-
-    def _attention(self, encoding: RelativePositionEncoding) -> HeadPairs:
         self._check_scores()
         arguments: dict[str, Any] = {"attn_mask": self.attn_mask, "scale": self.scale}
+        if self.rotated is not None:
+            of_queries, of_keys = self.rotated
+            arguments["rotate"] = lambda x: of_queries if x is self.q else of_keys
+        if self.temperature is not None:
+            arguments["temperature"] = self.temperature
         with torch.no_grad():
-            return encoding.weights(self.q, self.k, grid=self.grid, **arguments).mean(0)
+            return self.encoding.weights(self.q, self.k, grid=self.grid, **arguments).mean(0)
+
+    def attention_without(self) -> HeadPairs:
+        """Returns the weights of the same queries and keys without the encoding."""
+        self._check_scores()
+        q, k = self.rotated or (self.q, self.k)
+        q, scale = (q, self.scale) if self.temperature is None else (q * self.temperature, 1.0)
+        return rpe_attention_weights(q, k, (), attn_mask=self.attn_mask, scale=scale).mean(0)
 
     def _check_scores(self) -> None:
         if self.encoding.spec.mode == "contextual" and self.encoding.spec.targets == "v":
@@ -82,6 +109,14 @@ class CapturedAttention:
                 f"{self.name} has the encoding {self.encoding.spec}, which acts on values alone: "
                 "it adds nothing to the attention's scores, so there is nothing to see"
             )
+
+
+def _centred(scores: Tensor) -> Tensor:
+    return scores - scores.mean(-1, keepdim=True)
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
 
 
 def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAttention]:
@@ -118,7 +153,15 @@ def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Generator[None]
             mask = None if mask is None else mask.detach().cpu()
             tables = copy.deepcopy(encoding).float().cpu()
             grid, scale = Grid.of(kwargs["grid"]), kwargs.get("scale")
-            calls.append(CapturedAttention(name, tables, q, k, grid, mask, scale))
+            rotate, temperature = kwargs.get("rotate"), kwargs.get("temperature")
+            rotated = None
+            if rotate is not None:
+                rotated = tuple(rotate(tensor).detach().float().cpu() for tensor in args[:2])
+            if temperature is not None:
+                temperature = temperature.detach().float().cpu()
+            calls.append(
+                CapturedAttention(name, tables, q, k, grid, mask, scale, rotated, temperature)
+            )
 
         encoding = encoding_of(attention)
         handles.append(encoding.register_forward_pre_hook(note, with_kwargs=True))

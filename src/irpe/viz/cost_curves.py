@@ -1,45 +1,73 @@
 """Fig. 4 and 10: what an encoding costs, drawn from measured values."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _MARKS = "osD^vP*X"
 
 
 @styled
-def plot_cost_curves(resolutions: Sequence[int], macs: Mapping[str, Sequence[float]]) -> "Figure":
+def plot_cost_curves(
+    resolutions: Sequence[int], macs: Mapping[str, Sequence[float]], plain: Sequence[float]
+) -> "Figure":
     """Returns Fig. 4: the multiply-accumulates that each implementation adds, by resolution.
 
     Args:
         resolutions: The sides of the images, in pixels.
         macs: What each implementation adds at each resolution, in multiply-accumulates.
+        plain: Those of the model without an encoding, of which per cent are drawn.
     """
-    for name, values in macs.items():
+    for name, values in {"the plain model": plain, **macs}.items():
         if len(values) != len(resolutions):
             raise ValueError(
                 f"{name} has {len(values)} values for {len(resolutions)} resolutions: give as many"
             )
-    figure = new_figure(COLUMN, 5.4)
+    figure = new_figure(COLUMN, 4.8 + 0.4 * len(macs))
     axes = figure.subplots()
     for index, (name, values) in enumerate(macs.items()):
+        shares = [100 * value / whole for value, whole in zip(values, plain, strict=True)]
         axes.plot(
             resolutions,
-            [value / 1e9 for value in values],
+            shares,
             marker=_MARKS[index % len(_MARKS)],
             markersize=3.5,
             color=COLOURS[index % len(COLOURS)],
-            label=name,
+            label=name if any(shares) else f"{name}: nothing",
         )
+        for at in (0, -1) if any(shares) else ():
+            _write_share(axes, resolutions[at], shares[at])
     axes.grid(axis="y")
-    axes.set(xlabel="resolution, in pixels", ylabel="extra MACs, in billions")
+    if any(value > 0 for values in macs.values() for value in values):
+        _scale_by_factors(axes)
+    axes.set(xlabel="resolution, in pixels", ylabel="extra MACs, in %")
     axes.set_xticks(list(resolutions))
-    axes.legend(loc="upper left")
+    figure.legend(loc="outside upper center")
     return figure
+
+
+def _write_share(axes: "Axes", resolution: int, share: float) -> None:
+    place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 6}
+    axes.annotate(f"{share:.2g} %", (resolution, share), (0, 4), **place)
+
+
+def _scale_by_factors(axes: "Axes") -> None:
+    """Gives equal factors equal heights, so that small costs are not a line at the bottom."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(_plain_number))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.08, y=0.15)
+
+
+def _plain_number(value: float, _: object) -> str:
+    return f"{value:g}"
 
 
 @styled

@@ -1,7 +1,7 @@
 """Pictures with the boxes that a detector found, and the true ones.
 
-A label stands above the corner of its box that is nearer to the middle of the picture; those of
-higher scores cover the others.
+A label stands above the corner of its box that is nearer to the middle of the picture, that of a
+true box below; those of higher scores cover the others.
 """
 
 import math
@@ -35,6 +35,7 @@ class DetectedImage:
         scores: Its score, between 0 and 1.
         truth: The true boxes, each with the name of its class.
         title: What stands above the picture.
+        threshold: The least score of a box that is shown, which is said if there is none.
     """
 
     image: Any
@@ -43,6 +44,7 @@ class DetectedImage:
     scores: Sequence[float]
     truth: Sequence[tuple[Box, str]] = ()
     title: str = ""
+    threshold: float | None = None
 
     def __post_init__(self) -> None:
         if any(len(pair) != 2 for pair in self.truth):
@@ -62,6 +64,7 @@ def plot_detections(
     scores: Sequence[float],
     truth: Sequence[tuple[Box, str]] | None = None,
     classes: Sequence[str] | None = None,
+    threshold: float | None = None,
 ) -> "Figure":
     """Returns a picture with boxes, the names of their classes, and scores.
 
@@ -72,8 +75,9 @@ def plot_detections(
         scores: Its score, between 0 and 1.
         truth: The true boxes, each with the name of its class, drawn as dashed lines.
         classes: The classes in the order of their colours; `None` takes those in the picture.
+        threshold: The least score of a box that is shown, which is said if there is none.
     """
-    item = DetectedImage(image, boxes, labels, scores, truth or ())
+    item = DetectedImage(image, boxes, labels, scores, truth or (), threshold=threshold)
     width, height = _size(image)
     shape = panel_shape(height, width)
     figure = new_figure(_SIDE / max(shape, 1), _SIDE * min(shape, 1) + 0.6)
@@ -119,13 +123,43 @@ def _draw(
         _draw_picture(axes, item)
         for box, label in item.truth:
             _draw_box(axes, box, colours[label], 0.7, linestyle=_DASHES)
+            _name_truth(axes, item, box, label, colours[label], points)
         for index in sorted(range(len(item.scores)), key=lambda i: item.scores[i]):
             box, label, score = item.boxes[index], item.labels[index], item.scores[index]
             _draw_box(axes, box, colours[label], 1.1)
             name = f"{label} " if has_names else ""
             _write(axes, item, box, f"{name}{score:.2f}", colours[label], points)
+        if not item.boxes and item.threshold is not None:
+            _say_nothing(axes, f"nothing above {item.threshold:g}", 1.6 * points)
     _add_legend(figure, items, {} if has_names else colours)
     return figure
+
+
+def _say_nothing(axes: "Axes", text: str, points: float) -> None:
+    background = {"boxstyle": "square,pad=0.3", "facecolor": "white", "alpha": 0.85, "linewidth": 0}
+    place: dict[str, Any] = {"transform": axes.transAxes, "ha": "center", "va": "bottom"}
+    axes.text(0.5, 0.02, text, fontsize=points, bbox=background, **place)
+
+
+def _name_truth(
+    axes: "Axes", item: DetectedImage, box: Box, label: str, colour: str, points: float
+) -> None:
+    """Writes the class of a true box inside its lower edge, without a background."""
+    from matplotlib.patheffects import withStroke
+
+    left, top, width, height = box
+    is_left = left + width / 2 < _size(item.image)[0] / 2
+    text = axes.text(
+        left if is_left else left + width,
+        top + height,
+        f" {label} ",
+        ha="left" if is_left else "right",
+        va="bottom",
+        fontsize=0.9 * points,
+        parse_math=False,
+        color=colour,
+    )
+    text.set_path_effects([withStroke(linewidth=1.2, foreground="white")])
 
 
 def _draw_picture(axes: "Axes", item: DetectedImage) -> None:

@@ -16,7 +16,7 @@ from irpe.core.index import Clip
 from irpe.core.methods import METHODS
 from irpe.viz.bucket_maps import check_image_grid
 from irpe.viz.capture import CapturedAttention
-from irpe.viz.table_images import table_images
+from irpe.viz.table_norms import table_norms
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,6 +31,7 @@ LARGEST = 5_000_000  # bytes of a page
 _PARTS = {
     "style": "page.css",
     "buckets": "buckets.js",
+    "colours": "colours.js",
     "drawing": "drawing.js",
     "page": "page.js",
     "learned": "learned.js",
@@ -94,8 +95,8 @@ def _as_data(image: "Image") -> str:
 def _describe(call: CapturedAttention) -> dict[str, Any]:
     grid = check_image_grid(call.grid)
     tables = [
-        {"name": name, "columns": table.shape[1], "data": _as_halves(table)}
-        for name, table in table_images(call.encoding).items()
+        {"name": name, "columns": table.values.shape[-1], "data": _as_halves(table.values)}
+        for name, table in table_norms(call.encoding).items()
     ]
     return {
         "name": call.name,
@@ -105,6 +106,7 @@ def _describe(call: CapturedAttention) -> dict[str, Any]:
         "heads": call.num_heads,
         "tables": tables,
         "terms": _terms(call),
+        **_scale(call),
     }
 
 
@@ -123,6 +125,13 @@ def _describe_spec(spec: Encoding) -> dict[str, Any]:
         "shared": spec.shared_heads,
         "index": numbers | vars(index),
     }
+
+
+def _scale(call: CapturedAttention) -> dict[str, float]:
+    """Returns the unit of the attention scores, and how much of them is the encoding's."""
+    if call.encoding.spec.targets == "v":  # which adds nothing to them
+        return {"unit": 1.0, "share": 0.0}
+    return {"unit": call.score_unit(), "share": call.encoding_share()}
 
 
 def _terms(call: CapturedAttention) -> list[dict[str, Any]]:

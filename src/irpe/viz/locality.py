@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from irpe.core.grid import Grid
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled, whole_ticks
+from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled
 from irpe.viz.capture import CapturedAttention, HeadPairs
+from irpe.viz.head_maps import short_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_LEAST = 0.1  # patches: the axis reaches so far at least
 
 
 @dataclass(frozen=True)
@@ -67,21 +70,41 @@ def _distances(grid: Grid) -> Tensor:
 
 @styled
 def plot_locality(locality: Locality) -> "Figure":
-    """Returns the curves of the mean attended distance over the blocks.
+    """Returns what the encoding changes of the mean attended distance, a bar for each block.
 
     Args:
         locality: What `measure_locality` returned.
     """
-    figure = new_figure(COLUMN, 5.2)
+    pairs = zip(locality.with_encoding, locality.without_encoding, strict=True)
+    changes = [with_it - without for with_it, without in pairs]
+    names = [short_name(name) for name in locality.names]
+    figure = new_figure(COLUMN, 0.55 * len(names) + 1.8)
     axes = figure.subplots()
-    blocks = range(len(locality.names))
-    axes.plot(blocks, locality.uniform, ":", color="#777777", label="uniform attention")
-    without, with_it = locality.without_encoding, locality.with_encoding
-    axes.plot(blocks, without, "s--", color=COLOURS[1], markersize=3.5, label="tables zero")
-    axes.plot(blocks, with_it, "o-", color=COLOURS[0], markersize=3.5, label="with the encoding")
-    axes.fill_between(blocks, with_it, without, color=COLOURS[0], alpha=0.12, linewidth=0)
-    axes.set(xlabel="block", ylabel="attended distance, in patches")
-    axes.set_ylim(0, 1.1 * max(*locality.uniform, *with_it, *without))
-    whole_ticks(axes.xaxis)
-    axes.legend(loc="lower right")
+    colours = [COLOURS[0] if change < 0 else COLOURS[1] for change in changes]
+    bars = axes.barh(names, changes, color=colours, height=0.6)
+    labels = [
+        f"{round(change, 2) + 0.0:+.2f}  ({without:.2f} → {with_it:.2f})"
+        for change, without, with_it in zip(
+            changes, locality.without_encoding, locality.with_encoding, strict=True
+        )
+    ]
+    bound = max(_LEAST, *map(abs, changes))
+    axes.set_xlim(-1.1 * bound, 1.1 * bound)
+    for bar, label, change in zip(bars, labels, changes, strict=True):
+        axes.annotate(
+            label,
+            (0, bar.get_y() + bar.get_height() / 2),
+            (3 if change < 0 else -3, 0),
+            textcoords="offset points",
+            ha="left" if change < 0 else "right",
+            va="center",
+            fontsize=6,
+        )
+    axes.axvline(0, color="black", linewidth=0.6)
+    axes.invert_yaxis()
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(
+        "change of the attended distance, in patches\n← nearer with the encoding | farther →"
+    )
     return figure

@@ -1,5 +1,6 @@
 """Accuracy on images unlike those of training: by their size, and by how far they are shifted."""
 
+import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,18 @@ Curves = Mapping[str, Mapping[int, Sequence[float]]]
 
 
 @styled
-def plot_robustness(by_size: Curves, by_move: Curves, trained: Collection[int]) -> "Figure":
+def plot_robustness(
+    by_size: Curves, by_move: Curves, trained: Collection[int], num_images: int
+) -> "Figure":
     """Returns two panels of curves: the mean of the seeds as a line, each seed as a point.
+
+    A bar around the mean is twice the standard error over the images, both ways.
 
     Args:
         by_size: Top-1 in percent, by label, then by the size of the input, then by seed.
         by_move: Top-1 in percent, by label, then by the patches that images moved, then by seed.
         trained: The sizes that the models were trained at.
+        num_images: How many images each score is of.
     """
     if not by_size or list(by_size) != list(by_move):
         raise ValueError(
@@ -36,8 +42,8 @@ def plot_robustness(by_size: Curves, by_move: Curves, trained: Collection[int]) 
     ((left, right),) = panels(figure, 1, 2)
     for size in sorted(set(trained)):
         left.axvline(size, color="#999999", linestyle=":", linewidth=0.8, zorder=0)
-    handles = _draw(left, by_size)
-    _draw(right, by_move)
+    handles = _draw(left, by_size, num_images)
+    _draw(right, by_move, num_images)
     left.set(xlabel="side of the input, in pixels (dotted: in training)", ylabel="top-1, in %")
     right.set(xlabel="images moved by, in patches")
     right.sharey(left)
@@ -47,7 +53,7 @@ def plot_robustness(by_size: Curves, by_move: Curves, trained: Collection[int]) 
     return figure
 
 
-def _draw(axes: "Axes", curves: Curves) -> list[Any]:
+def _draw(axes: "Axes", curves: Curves, num_images: int) -> list[Any]:
     """Draws the curves, and returns what the legend shows of each: its line and its points."""
     handles: list[Any] = []
     for index, (label, scores) in enumerate(curves.items()):
@@ -56,6 +62,8 @@ def _draw(axes: "Axes", curves: Curves) -> list[Any]:
         conditions = sorted(scores)
         means = [statistics.mean(scores[condition]) for condition in conditions]
         (line,) = axes.plot(conditions, means, dashes, color=colour, label=label)
+        bars = [2 * math.sqrt(mean * (100 - mean) / num_images) for mean in means]
+        axes.errorbar(conditions, means, bars, fmt="none", ecolor=colour, elinewidth=0.8)
         points = [(condition, score) for condition in conditions for score in scores[condition]]
         (seeds,) = axes.plot(
             *zip(*points, strict=True), mark, color=colour, markersize=3.5, alpha=0.7, mew=0

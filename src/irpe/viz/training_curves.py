@@ -14,58 +14,89 @@ _CLASSIFIER = ("epoch", "train_loss", "val_loss", "top1")
 _DETECTOR = ("epoch", "train_loss", "AP", "AP50")
 _DASHES = ("-", "--", ":", "-.")
 _PALE = 0.35
+_ONE_COLUMN, _ENTRIES = 4, 16  # entries of a legend of one column, and of any legend
 
 
 @styled
-def plot_training(runs: Mapping[str, Metrics]) -> "Figure":
+def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
     """Returns the curves of several runs: accuracy or average precision, and the losses.
 
     Args:
         runs: The columns of each run's table, by the name that the legend shows; NaN where an epoch
-            was not evaluated.
+            was not evaluated. Several tables under one name, those of seeds, have one colour.
     """
     if not runs:
         raise ValueError("nothing to draw: pass the metrics of at least one run")
-    for name, metrics in runs.items():
-        _check_columns(name, metrics)
-    kinds = {_is_detector(metrics) for metrics in runs.values()}
+    groups = {name: [x] if isinstance(x, Mapping) else list(x) for name, x in runs.items()}
+    for name, tables in groups.items():
+        for metrics in tables:
+            _check_columns(name, metrics)
+    kinds = {_is_detector(metrics) for tables in groups.values() for metrics in tables}
     if len(kinds) > 1:
         raise ValueError("classifiers and detectors have no score in common: draw them apart")
     draw = _draw_detector if kinds == {True} else _draw_classifier
-    figure = new_figure(COLUMN, 8.6 + 0.4 * len(runs))
+    columns = _columns(len(groups))
+    lines = min(len(groups), _ENTRIES) / columns
+    figure = new_figure(COLUMN * (1.5 if columns > 1 else 1), 9.2 + 0.45 * lines)
     (score,), (loss,) = panels(figure, 2, 1)
-    for index, (name, metrics) in enumerate(runs.items()):
-        colour = COLOURS[index % len(COLOURS)]
+    labels: list[tuple[float, Any, str]] = []
+    for index, (name, tables) in enumerate(groups.items()):
         dashes = _DASHES[index // len(COLOURS) % len(_DASHES)]
-        draw(score, loss, metrics, name, {"color": colour, "linestyle": dashes})
+        style = {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes}
+        first = len(score.lines)
+        best = [draw(score, loss, metrics, style) for metrics in tables]
+        text = f"{name}: {', '.join(_FORMATS[draw].format(value) for value in best)}"
+        labels.append((max(best), score.lines[first], text))
     for axes in (score, loss):
         axes.grid(axis="y")
         whole_ticks(axes.xaxis)
         for line in axes.lines:
             if len(line.get_path()) == 1:  # no line to see
                 line.set(marker="o", markersize=3)
-    figure.legend(loc="outside lower center")
+    score.set_xlim(loss.get_xlim())
+    _add_legend(figure, labels)
     return figure
 
 
-def _draw_classifier(score: Any, loss: Any, metrics: Metrics, name: str, style: Any) -> None:
+def _columns(count: int) -> int:
+    return 1 if count <= _ONE_COLUMN else 2
+
+
+def _add_legend(figure: "Figure", labels: Sequence[tuple[float, Any, str]]) -> None:
+    """Names the curves with their best scores; of very many, those with the best."""
+    shown = list(labels)
+    if len(shown) > _ENTRIES:
+        best = sorted(labels, key=lambda label: -label[0] if label[0] == label[0] else math.inf)
+        shown = [label for label in labels if label in best[:_ENTRIES]]
+        figure.suptitle(f"the best {_ENTRIES} of {len(labels)} are named", fontsize=7)
+    handles, texts = [line for _, line, _ in shown], [text for _, _, text in shown]
+    columns, title = _columns(len(shown)), "best score of each run"
+    legend = figure.legend(handles, texts, loc="outside lower center", ncols=columns, title=title)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+
+
+def _draw_classifier(score: Any, loss: Any, metrics: Metrics, style: Any) -> float:
     epochs, top1 = _evaluated(metrics, "top1")
-    best = max(top1, default=math.nan)
-    score.plot(epochs, top1, label=f"{name}, best {best:.2f} %", **style)
+    score.plot(epochs, top1, **style)
     loss.plot(*_evaluated(metrics, "val_loss"), **style)
     loss.plot(metrics["epoch"], metrics["train_loss"], alpha=_PALE, **style)
     score.set(ylabel="validation top-1, in %")
     loss.set(xlabel="epoch", ylabel="loss (in training: pale)")
+    return max(top1, default=math.nan)
 
 
-def _draw_detector(score: Any, loss: Any, metrics: Metrics, name: str, style: Any) -> None:
+def _draw_detector(score: Any, loss: Any, metrics: Metrics, style: Any) -> float:
     epochs, precision = _evaluated(metrics, "AP")
-    best = max(precision, default=math.nan)  # none where val has no objects
-    score.plot(epochs, precision, label=f"{name}, best AP {best:.3f}", **style)
+    score.plot(epochs, precision, **style)
     score.plot(*_evaluated(metrics, "AP50"), alpha=_PALE, **style)
     loss.plot(metrics["epoch"], metrics["train_loss"], **style)
     score.set(ylabel="validation AP (AP50: pale)")
     loss.set(xlabel="epoch", ylabel="loss in training")
+    return max(precision, default=math.nan)  # none where val has no objects
+
+
+_FORMATS = {_draw_classifier: "{:.1f} %", _draw_detector: "AP {:.3f}"}
 
 
 def _is_detector(columns: Metrics) -> bool:

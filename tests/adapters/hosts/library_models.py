@@ -3,6 +3,7 @@
 import torch
 import transformers
 from adapters import small_models
+from adapters.hosts.timm.families import FIRST
 from adapters.small_models import images, perturb
 from torch import nn
 from torchvision.models import SwinTransformer, VisionTransformer
@@ -111,6 +112,7 @@ HOSTS = {
 }
 PRETRAINED = {name: host for name, host in HOSTS.items() if "'s " not in name}  # transformers
 IN_WINDOWS = {name: host for name, host in HOSTS.items() if "Swin" in name}
+HOSTS |= FIRST
 
 
 # What makes those smaller that take long to compile or export.

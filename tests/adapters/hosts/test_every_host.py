@@ -16,6 +16,7 @@ from adapters.hosts.library_models import (
     equipped,
     predict,
 )
+from adapters.hosts.timm.families import FIRST
 from adapters.small_models import gradients, perturb, state_of, unseen_spec
 
 import irpe
@@ -69,7 +70,10 @@ def test_zero_tables_change_nothing_and_random_ones_do(make, x, prefix):
     assert (predict(perturb(other), x) - expected["out"]).abs().max() > 0.01
 
 
-@every_host
+ONE_GRID = {name: host for name, host in HOSTS.items() if name not in FIRST}
+
+
+@pytest.mark.parametrize(("make", "x", "prefix"), ONE_GRID.values(), ids=ONE_GRID)
 def test_summary_tells_prefix_tokens_and_grid(make, x, prefix):
     model = irpe.equip(make(), SPEC)
     predict(model, x)
@@ -281,8 +285,9 @@ def test_inference_first_then_training(make, x, prefix):
 @every_host
 def test_dropout_of_attention_is_for_training_only(make, x, prefix):
     names = {"timm": "attn_drop_rate", "torchvision": "attention_dropout"}
-    name = names.get(type(make()).__module__.partition(".")[0], "attention_probs_dropout_prob")
-    name = "attention_dropout" if "detr" in make.__name__ else name
+    kind = type(make())
+    name = names.get(kind.__module__.partition(".")[0], "attention_probs_dropout_prob")
+    name = "attention_dropout" if "Detr" in kind.__name__ else name
     model = equipped(functools.partial(make, **{name: 0.5}))
     torch.testing.assert_close(predict(model, x), predict(equipped(make), x))
     for attention in equipped_attentions(model).values():

@@ -6,8 +6,9 @@ import oracles
 import pytest
 import torch
 from adapters.hosts.library_models import equipped, make_torchvision_swin, make_torchvision_vit
-from adapters.small_models import images, state_of
-from torchvision.models import VisionTransformer, swin_v2_t
+from adapters.small_models import images, perturb
+from torchvision.models import VisionTransformer
+from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerBlockV2
 from torchvision.models.vision_transformer import ConvStemConfig
 
 import irpe
@@ -88,10 +89,50 @@ def test_a_convolutional_stem():
     assert irpe.summary(model).attentions[0].grid == (4, 4)
 
 
-def test_version_2_of_swin_is_refused():
-    with torch.device("meta"):
-        model = swin_v2_t()
-    before = state_of(model)
-    with pytest.raises(ValueError, match="ShiftedWindowAttentionV2 with a forward of its own"):
-        irpe.equip(model, SPEC)
-    assert state_of(model) == before
+def make_swin_v2(**arguments):
+    return make_torchvision_swin(
+        block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2, **arguments
+    )
+
+
+@pytest.mark.parametrize("size", [(32, 64), (20, 60)])
+def test_swin_v2(size, tmp_path):
+    model, plain, x = make_swin_v2(), make_swin_v2(), images(*size)
+    irpe.equip(model, SPEC)
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    perturb(model, seed=5)
+    assert (model(x) - plain(x)).abs().max() > 0.01
+    irpe.save_equipped(model, tmp_path / "model")
+    assert torch.equal(irpe.load_equipped(tmp_path / "model")(x), model(x))
+
+
+def test_swin_v2_by_hand():
+    attention = equipped(make_swin_v2, f"{SPEC}@clip2+unshared").double().features[1][0].attn
+    x = torch.randn(2, 4, 12, 16, dtype=torch.float64)
+    windows = x.unflatten(2, (3, 4)).unflatten(1, (2, 2)).transpose(2, 3).reshape(-1, 8, 16)
+    with torch.no_grad():
+        attention.qkv.bias[16:32] = 0
+        qkv = attention.qkv(windows).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        q, k, v = qkv
+        q, k = (x / x.norm(dim=-1, keepdim=True) for x in (q, k))
+        b = attention.rpe.scores(q, k, grid=(2, 4))
+        e = (q @ k.mT + b) * attention.logit_scale.exp().clamp(max=100.0)
+        a = (e + attention.get_relative_position_bias()).softmax(-1)
+        (bucket_map,) = attention.rpe.maps((2, 4))
+        rows = attention.rpe.value_tables[0][:, bucket_map.ids]
+        z = a @ v + torch.einsum("whij,hijd->whid", a, rows)
+        expected = attention.proj(z.transpose(1, 2).flatten(2)).view(2, 2, 3, 2, 4, 16)
+        expected = expected.transpose(2, 3).reshape(2, 4, 12, 16)
+        torch.testing.assert_close(attention(x), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_dropped_bias_of_swin_v2():
+    model = irpe.equip(make_swin_v2(), SPEC, builtin_bias="drop")
+    plain, x = make_swin_v2(), images(32, 64)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if "cpb_mlp.2" in name:
+                parameter.zero_()  # one bias for all pairs: no bias
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert (model(x) - make_swin_v2()(x)).abs().max() > 0.01
+    assert not [name for name in model.state_dict() if "cpb_mlp" in name]

@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from irpe import Clip, RPESpec, bucket_maps, parse_encoding
-from irpe.core.encodings import CPVT, NAMES, AxialDeepLab, NoEncoding, Sasa, TransformerXL
+from irpe.core.encodings import CPVT, NAMES, Joined, NoEncoding, TransformerXL
+from irpe.core.encodings.alibi import Alibi2D
+from irpe.core.encodings.axial_deeplab import AxialDeepLab
+from irpe.core.encodings.decomposed import Decomposed
+from irpe.core.encodings.log_cpb import LogCPB
+from irpe.core.encodings.rope import RopeAxial, RopeMixed
+from irpe.core.encodings.sasa import Sasa
 from irpe.core.index import Cut
 
 MEANINGS = {
@@ -17,6 +23,12 @@ MEANINGS = {
     "transformer-xl": TransformerXL(),
     "axial-deeplab": AxialDeepLab(3),
     "cpvt": CPVT(),
+    "rope-axial": RopeAxial(100),
+    "rope-mixed": RopeMixed(10),
+    "decomposed": Decomposed(14),
+    "bias-table": RPESpec("product", "bias", "k", Clip(13), shared_heads=False),
+    "log-cpb": LogCPB(),
+    "alibi-2d": Alibi2D(),
     "none": NoEncoding(),
 }
 
@@ -26,7 +38,20 @@ def test_every_name_has_its_meaning():
 
 
 @pytest.mark.parametrize(
-    "text", [*NAMES, "sasa@14", "axial-deeplab@7", "cross-bias-k+unshared", "product-contextual-qk"]
+    "text",
+    [
+        *NAMES,
+        "sasa@14",
+        "axial-deeplab@7",
+        "cross-bias-k+unshared",
+        "product-contextual-qk",
+        "rope-axial@12.125+normalized",
+        "rope-mixed@123456789",
+        "log-cpb@14",
+        "rope-axial+product-contextual-qk@1.5+tied+unshared",
+        "product-contextual-k+unshared+rope-mixed",
+        "rope-axial+normalized+decomposed@7",
+    ],
 )
 def test_text_round_trip(text):
     encoding = parse_encoding(text)
@@ -53,7 +78,26 @@ def test_text_round_trip(text):
         ("sasa@1.5", "'1.5' must be a whole number"),
         ("sasa@1", "size = 1 must be 2 or more"),
         ("axial-deeplab@0", "threshold = 0 must be 1 or more"),
-        ("sasa+unshared", "is not known"),
+        ("sasa+unshared", "sasa has no option 'unshared', METHOD-MODE-TARGETS has$"),
+        ("shaw+unshared", "has no option 'unshared'.*write product-contextual-k@clip3[+]unshared"),
+        ("rope", "rotary encodings are 'rope-axial' and 'rope-mixed'"),
+        ("rop-axial", "did you mean 'rope-axial'"),
+        ("rope-axial@1", "base = 1.0 must be a finite number greater than 1"),
+        ("rope-axial@-3", "'-3' must be a number greater than 1"),
+        ("rope-mixed@1e3", "'1e3' must be a number"),
+        ("rope-mixed+normalized", "rope-mixed has no normalized coordinates; 'rope-axial' has"),
+        ("product-contextual-k+normalized", "no normalized coordinates; 'rope-axial' has"),
+        ("unshared+rope-axial", "begins with the option 'unshared': an option stands after"),
+        ("rope-axial+rope-mixed", "rotates 2 times: write one of rope-axial@100 and rope-mixed"),
+        ("rope-axial+rope-axial", "rotates 2 times"),
+        ("shaw+sasa", "joins 2 encodings with tables: join a rotation.*with one"),
+        ("rope-axial+shaw+sasa", "joins 2 encodings with tables"),
+        ("rope-axial+none", "none cannot be joined"),
+        ("rope-axial+transformer-xl", "transformer-xl cannot be joined"),
+        ("rope-axial+", "'rope-axial[+]' is not known"),
+        ("decomposed@0", "size = 0 must be 1 or more"),
+        ("log-cpb@1", "size = 1 must be 2 or more"),
+        ("alibi-2d@3", "alibi-2d takes no number"),
         ("product-contextual-k+tied", "'k' cannot be tied"),
         ("product-bias-k+tied", "'k' cannot be tied"),
     ],
@@ -69,7 +113,21 @@ def test_what_is_no_text_is_refused(value):
         parse_encoding(value)
 
 
-@pytest.mark.parametrize("make", [Sasa, AxialDeepLab])
+def test_joined_parts_are_a_rotation_and_tables_in_any_order():
+    k = RPESpec("product", "contextual", "k", shared_heads=False)
+    expected = Joined(RopeAxial(), k)
+    assert parse_encoding("rope-axial+product-contextual-k+unshared") == expected
+    assert parse_encoding("product-contextual-k+unshared+rope-axial") == expected
+    assert str(expected) == "rope-axial@100+product-contextual-k@1.9+unshared"
+
+
+def test_a_rotation_has_no_maps():
+    assert bucket_maps("rope-axial", (3, 5), 1) == ()
+    joined = bucket_maps("rope-axial+product-contextual-k", (3, 5), 1)
+    assert joined is bucket_maps("product-contextual-k", (3, 5), 1)
+
+
+@pytest.mark.parametrize("make", [Sasa, AxialDeepLab, Decomposed, LogCPB])
 def test_sizes_are_whole_numbers(make):
     with pytest.raises(TypeError, match="whole number"):
         make(2.5)

@@ -6,6 +6,7 @@ from train.little import StopAt
 from train.processes import kill_again_and_again, start
 from train.scenes import CONFIG, frozen, make_scenes, task, train
 
+from irpe.core.rates import TABLE_LR
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.detection.task import detect
 from irpe.train.processes import make_accelerator
@@ -91,7 +92,7 @@ def test_learning_rates_and_decay(data):
     assert not any("backbone" in name and "layer1" in name for name in found)
     tables = [name for name in found if ".rpe." in name]
     assert len(tables) == 1
-    assert found[tables[0]] == (1e-3, 0)
+    assert found[tables[0]] == (1e-3 * TABLE_LR, 0)
 
 
 def test_the_learning_rate_drops_for_the_last_epochs(data, tmp_path):

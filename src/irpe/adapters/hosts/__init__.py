@@ -3,7 +3,9 @@
 A host has a function `find_attentions(model, request)` that returns a `Plan`. Where its models can
 be built again from what they know about themselves, it also has `describe_model(model)`, which
 returns arguments that json can hold, or `None`, and `build_model(arguments)`. `STATE_ATTRIBUTES`
-may name attributes of its modules in which two equal models can differ.
+may name attributes of its modules in which two equal models can differ; `REFUSED` may give the
+reason why an attention of the library cannot have an encoding, by the name of its class with its
+module: a clause whose subject is that class.
 """
 
 import importlib
@@ -18,12 +20,17 @@ HOSTS = {
     "torchvision": "irpe.adapters.hosts.torchvision",
     "torch": "irpe.adapters.hosts.torch_nn",
 }
-SUPPORTED = (
-    "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...) and "
-    "SwinTransformer; transformers' ViT, DeiT, DINOv2 with and without registers, Swin and DETR; "
-    "torchvision's VisionTransformer and SwinTransformer; torch.nn's MultiheadAttention, "
-    "TransformerEncoderLayer and TransformerEncoder"
-)
+SUPPORTED = {
+    "timm": "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...), Eva "
+    "(DINOv3, EVA-02, Perception Encoder, rope-vit), BEiT, VisionTransformerRelPos, "
+    "VisionTransformerSAM, SwinTransformer, SwinTransformerV2, MaxViT, CoAtNet, VOLO, Twins, "
+    "DaViT, GCViT, TinyViT, FastViT and Visformer",
+    "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, DINOv3, the "
+    "vision towers of CLIP and SigLIP, BEiT, ViTMSN, YOLOS, AST, Swin and Swin v2, SAM, ViTDet, "
+    "DETR, Conditional DETR, RT-DETR and D-FINE",
+    "torchvision": "torchvision's VisionTransformer and SwinTransformer, versions 1 and 2",
+    "torch": "torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder",
+}
 
 
 def hosts_of(model: nn.Module) -> dict[str, Any]:

@@ -1,16 +1,23 @@
-"""torchvision: VisionTransformer and SwinTransformer."""
+"""torchvision: VisionTransformer and SwinTransformer, versions 1 and 2."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
-from torchvision.models.swin_transformer import ShiftedWindowAttention, SwinTransformer
+from torchvision.models.swin_transformer import (
+    PatchMergingV2,
+    ShiftedWindowAttention,
+    ShiftedWindowAttentionV2,
+    SwinTransformer,
+    SwinTransformerBlockV2,
+)
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from irpe.adapters.changes import drop_parameter, put_absolute
+from irpe.adapters.changes import drop_module, drop_parameter, put_absolute
 from irpe.adapters.equipped import encoding_of
 from irpe.adapters.following import follow_grid, map_source
 from irpe.adapters.grids import GridSource, grid_of
@@ -26,43 +33,86 @@ class RPEShiftedWindowAttention(ShiftedWindowAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the attended tokens; `x` is batch, rows, columns, channels."""
-        window, rows, columns = self.window_size, x.shape[1], x.shape[2]
-        x = F.pad(x, (0, 0, 0, -columns % window[1], 0, -rows % window[0]))
-        size = x.shape[1:3]
-        axes = zip(self.shift_size, window, size, strict=True)
-        shift = [0 if width >= length else offset for offset, width, length in axes]
-        rolled = torch.roll(x, (-shift[0], -shift[1]), dims=(1, 2))
-        z = self._attend(_split(rolled, window), self._mask(size, shift, x))
-        z = torch.roll(_join(z, size, window), (shift[0], shift[1]), dims=(1, 2))
-        return z[:, :rows, :columns].contiguous()
+        has_bias = self._parameters["relative_position_bias_table"] is not None
+        bias = self.get_relative_position_bias() if has_bias else None  # 1 heads tokens tokens
+        return _attend_in_windows(self, x, self._attend, bias)
 
     def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the attended tokens of each window; `x` is batch, windows, tokens, channels."""
-        batch, windows = x.shape[:2]
-        qkv = self.qkv(x.flatten(0, 1)).unflatten(-1, (3, self.num_heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # batch*windows heads tokens dim
-        if mask is not None and len(mask) == windows:
-            mask = mask.repeat(batch, 1, 1, 1)
+        """Returns the attended tokens of windows: windows heads tokens dim."""
+        q, k, v = _split_heads(self.qkv(x), self.num_heads)
         dropout_p = self.attention_dropout if self.training else 0.0
         grid = grid_of(self).current()
-        z = encoding_of(self)(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
-        z = F.dropout(self.proj(z.transpose(1, 2).flatten(2)), self.dropout, self.training)
-        return z.unflatten(0, (batch, windows))
+        return encoding_of(self)(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
 
-    def _mask(self, size: Sequence[int], shift: Sequence[int], like: Tensor) -> Tensor | None:
-        """Returns the sum of Swin's own bias and the mask of shifted windows."""
-        bias = None
-        if self._parameters["relative_position_bias_table"] is not None:
-            bias = self.get_relative_position_bias()  # 1 heads tokens tokens
-        if not any(shift):
-            return bias
-        axes = zip(size, self.window_size, shift, strict=True)
-        rows, columns = (_regions(*axis) for axis in axes)
-        region = (3 * rows[:, None] + columns).to(like.device)[None, :, :, None]
-        region = _split(region, self.window_size)[0, ..., 0]  # windows tokens
-        is_apart = region[:, None, :, None] != region[:, None, None, :]
-        mask = torch.zeros_like(is_apart, dtype=like.dtype).masked_fill(is_apart, _APART)
-        return mask if bias is None else bias + mask
+
+class RPEShiftedWindowAttentionV2(ShiftedWindowAttentionV2):
+    """The attention of Swin v2 with an encoding, whose scores have the learned temperature too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the attended tokens; `x` is batch, rows, columns, channels."""
+        bias = None if self._modules["cpb_mlp"] is None else self.get_relative_position_bias()
+        return _attend_in_windows(self, x, self._attend, bias)
+
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Returns the attended tokens of windows: windows heads tokens dim."""
+        bias: Any = self.qkv.bias
+        if bias is not None:  # keys have none
+            of_query, _, of_value = bias.chunk(3)
+            bias = torch.cat([of_query, torch.zeros_like(of_query), of_value])
+        q, k, v = _split_heads(F.linear(x, self.qkv.weight, bias), self.num_heads)
+        return encoding_of(self)(
+            F.normalize(q, dim=-1),
+            F.normalize(k, dim=-1),
+            v,
+            grid=grid_of(self).current(),
+            attn_mask=mask,
+            dropout_p=self.attention_dropout if self.training else 0.0,
+            temperature=self.logit_scale.clamp(max=math.log(100.0)).exp(),
+        )
+
+
+def _split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns queries, keys and values of windows: windows heads tokens dim."""
+    q, k, v = qkv.unflatten(-1, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def _attend_in_windows(
+    attention: Any,
+    x: Tensor,
+    attend: Callable[[Tensor, Tensor | None], Tensor],
+    bias: Tensor | None,
+) -> Tensor:
+    """Returns an attended map, batch rows columns channels, from attention in shifted windows."""
+    window, rows, columns = attention.window_size, x.shape[1], x.shape[2]
+    x = F.pad(x, (0, 0, 0, -columns % window[1], 0, -rows % window[0]))
+    size = x.shape[1:3]
+    axes = zip(attention.shift_size, window, size, strict=True)
+    shift = [0 if width >= length else offset for offset, width, length in axes]
+    rolled = torch.roll(x, (-shift[0], -shift[1]), dims=(1, 2))
+    windows = _split(rolled, window)  # batch windows tokens channels
+    mask = _mask(window, size, shift, x)
+    if mask is not None:
+        mask = mask.repeat(len(x), 1, 1, 1)
+    masks = [each for each in (bias, mask) if each is not None]
+    z = attend(windows.flatten(0, 1), sum(masks[1:], masks[0]) if masks else None)
+    z = attention.proj(z.transpose(1, 2).flatten(2))
+    z = F.dropout(z, attention.dropout, attention.training).unflatten(0, windows.shape[:2])
+    z = torch.roll(_join(z, size, window), (shift[0], shift[1]), dims=(1, 2))
+    return z[:, :rows, :columns].contiguous()
+
+
+def _mask(
+    window: Sequence[int], size: Sequence[int], shift: Sequence[int], like: Tensor
+) -> Tensor | None:
+    """Returns the mask of shifted windows: windows 1 tokens tokens."""
+    if not any(shift):
+        return None
+    rows, columns = (_regions(*axis) for axis in zip(size, window, shift, strict=True))
+    region = (3 * rows[:, None] + columns).to(like.device)[None, :, :, None]
+    region = _split(region, window)[0, ..., 0]  # windows tokens
+    is_apart = region[:, None, :, None] != region[:, None, None, :]
+    return torch.zeros_like(is_apart, dtype=like.dtype).masked_fill(is_apart, _APART)
 
 
 def _regions(size: int, window: int, shift: int) -> Tensor:
@@ -123,16 +173,18 @@ def _add_vit(found: Plan, name: str, vit: VisionTransformer, request: Request) -
 
 
 def _site_in_windows(name: str, attention: ShiftedWindowAttention, request: Request) -> Site:
-    is_dropped = request.builtin_bias == "drop"
+    is_second = isinstance(attention, ShiftedWindowAttentionV2)
+    drop = partial(drop_module, attention, "cpb_mlp")
+    drop = drop if is_second else partial(drop_parameter, attention, _BIAS)
     return Site(
         name=name,
         attention=attention,
-        equipped_class=RPEShiftedWindowAttention,
+        equipped_class=RPEShiftedWindowAttentionV2 if is_second else RPEShiftedWindowAttention,
         num_heads=attention.num_heads,
         head_dim=attention.qkv.in_features // attention.num_heads,
         num_prefix_tokens=0,
         grid=GridSource(attention.window_size),
-        changes=[partial(drop_parameter, attention, _BIAS)] if is_dropped else [],
+        changes=[drop] if request.builtin_bias == "drop" else [],
         check=partial(check_window, request, has_absolute=False),
         has_builtin_bias=True,
     )
@@ -155,8 +207,9 @@ def describe_model(model: nn.Module) -> dict[str, Any] | None:
     features: Any = model.features
     stages = features[1::2]
     first, last = stages[0][0], stages[-1][-1]
+    is_second = isinstance(first, SwinTransformerBlockV2)
     return {
-        "kind": "SwinTransformer",
+        "kind": "SwinTransformerV2" if is_second else "SwinTransformer",
         "patch_size": list(features[0][0].kernel_size),
         "embed_dim": features[0][0].out_channels,
         "depths": [len(stage) for stage in stages],
@@ -172,7 +225,12 @@ def describe_model(model: nn.Module) -> dict[str, Any] | None:
 
 def build_model(arguments: dict[str, Any]) -> nn.Module:
     """Returns the plain model of a description."""
-    kinds = {"VisionTransformer": VisionTransformer, "SwinTransformer": SwinTransformer}
+    second = partial(SwinTransformer, block=SwinTransformerBlockV2, downsample_layer=PatchMergingV2)
+    kinds = {
+        "VisionTransformer": VisionTransformer,
+        "SwinTransformer": SwinTransformer,
+        "SwinTransformerV2": second,
+    }
     arguments = dict(arguments)
     kind = arguments.pop("kind")
     if kind not in kinds:

@@ -1,55 +1,36 @@
 """The encodings by name, and how any text becomes an encoding.
 
-Shaw's and Huang's are values of `RPESpec`; each other one is a file here that answers for itself
-(`encoding.AttentionEncoding`).
+Some names stand for values of `RPESpec`; each other one is a file here that answers for itself
+(`encoding.AttentionEncoding`). A rotation and an encoding with tables are joined by `+`.
 """
 
-from collections.abc import Callable
-
 from irpe.core.choices import did_you_mean
-from irpe.core.encodings.axial_deeplab import AxialDeepLab
 from irpe.core.encodings.between_blocks import CPVT, NoEncoding
-from irpe.core.encodings.sasa import Sasa
+from irpe.core.encodings.joined import Joined, Rotary, WithTables
+from irpe.core.encodings.named import NAMED, parse_named
 from irpe.core.encodings.spec import GRAMMAR, MODES, RPESpec
 from irpe.core.encodings.transformer_xl import TransformerXL
-from irpe.core.index import Clip
 from irpe.core.methods import METHODS
 
-Encoding = RPESpec | Sasa | AxialDeepLab | TransformerXL  # what an attention can have
+Encoding = WithTables | TransformerXL | Rotary | Joined  # what an attention can have
 AnyEncoding = Encoding | CPVT | NoEncoding
-
-_NAMED: dict[str, tuple[AnyEncoding, Callable[[int], AnyEncoding] | None]] = {
-    "shaw": (RPESpec("product", "contextual", "k", Clip(3)), None),
-    "huang": (RPESpec("product", "contextual", "qk", Clip(3), tied=True), None),
-    "sasa": (Sasa(), Sasa),
-    "transformer-xl": (TransformerXL(), None),
-    "axial-deeplab": (AxialDeepLab(), AxialDeepLab),
-    "cpvt": (CPVT(), None),
-    "none": (NoEncoding(), None),
-}
-NAMES = tuple(_NAMED)
+NAMES = tuple(NAMED)
+OPTIONS = ("tied", "unshared", "normalized")  # of the part before them
 
 
 def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
     """Returns the encoding that a text stands for; an encoding is returned as it is.
 
     Args:
-        value: One of `NAMES`, a text that `RPESpec.parse` understands, or an encoding.
+        value: One of `NAMES`, a text that `RPESpec.parse` understands, a rotation and one of these
+            joined by "+", or an encoding.
     """
     if isinstance(value, AnyEncoding):
         return value
     if not isinstance(value, str):
         return RPESpec.parse(value)  # says what is wrong
-    name, at, number = value.partition("@")
-    if name in _NAMED:
-        return _parse_named(name, number) if at else _NAMED[name][0]
-    if len(name.split("-")) == 3 and not did_you_mean(name, NAMES, 0.8):
-        return RPESpec.parse(value)
-    known = [*NAMES, *(f"{method}-{mode}-k" for method in METHODS for mode in reversed(MODES))]
-    raise ValueError(
-        f"encoding {value!r} is not known: write one of {', '.join(NAMES)}, or "
-        f"{GRAMMAR}{did_you_mean(name, known, 0.5)}"
-    )
+    encodings = [_parse_part(part, value) for part in _split_parts(value)]
+    return encodings[0] if len(encodings) == 1 else _join(value, encodings)
 
 
 def attention_encoding(value: AnyEncoding | str) -> Encoding:
@@ -68,12 +49,56 @@ def attention_encoding(value: AnyEncoding | str) -> Encoding:
     return encoding
 
 
-def _parse_named(name: str, number: str) -> AnyEncoding:
-    make = _NAMED[name][1]
-    if make is None:
-        default = _NAMED[name][0]
-        other = f": it is {default}, write that with another index" if str(default) != name else ""
-        raise ValueError(f"encoding '{name}@{number}': {name} takes no number{other}")
-    if not number.isdecimal():
-        raise ValueError(f"encoding '{name}@{number}': {number!r} must be a whole number")
-    return make(int(number))
+def _split_parts(text: str) -> list[str]:
+    """Returns the parts that are joined by "+", each with its options."""
+    parts: list[str] = []
+    for piece in text.split("+"):
+        if piece not in OPTIONS:
+            parts.append(piece)
+        elif parts:
+            parts[-1] += f"+{piece}"
+        else:
+            raise ValueError(
+                f"encoding {text!r} begins with the option {piece!r}: an option stands after the "
+                f"part that it belongs to, for example 'product-contextual-k+unshared'"
+            )
+    return parts
+
+
+def _parse_part(text: str, whole: str) -> AnyEncoding:
+    name = text.partition("@")[0].partition("+")[0]
+    if name in NAMED:
+        return parse_named(text)
+    if "+normalized" in text:
+        raise ValueError(
+            f"encoding {whole!r}: {name} has no normalized coordinates; 'rope-axial' has"
+        )
+    if len(name.split("-")) == 3 and not did_you_mean(name, NAMES, 0.8):
+        return RPESpec.parse(text)
+    known = [*NAMES, *(f"{method}-{mode}-k" for method in METHODS for mode in reversed(MODES))]
+    rotary = "; rotary encodings are 'rope-axial' and 'rope-mixed'" if name == "rope" else ""
+    raise ValueError(
+        f"encoding {text or whole!r} is not known: write one of {', '.join(NAMES)}, or "
+        f"{GRAMMAR}{rotary or did_you_mean(name, known, 0.5)}"
+    )
+
+
+def _join(text: str, encodings: list[AnyEncoding]) -> Joined:
+    """Returns a rotation and an encoding with tables as one; nothing else can be joined."""
+    rotations = [part for part in encodings if isinstance(part, Rotary)]
+    tables = [part for part in encodings if isinstance(part, WithTables)]
+    alone = [part for part in encodings if not isinstance(part, Rotary | WithTables)]
+    if alone:
+        raise ValueError(f"encoding {text!r}: {alone[0]} cannot be joined with another encoding")
+    if len(rotations) > 1:
+        raise ValueError(
+            f"encoding {text!r} rotates {len(rotations)} times: write one of "
+            f"{' and '.join(map(str, rotations))}"
+        )
+    if len(tables) > 1:
+        raise ValueError(
+            f"encoding {text!r} joins {len(tables)} encodings with tables: join a rotation "
+            "(rope-axial, rope-mixed) with one; several targets are one encoding, such as "
+            "'product-contextual-qkv'"
+        )
+    return Joined(rotations[0], tables[0])

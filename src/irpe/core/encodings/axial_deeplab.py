@@ -37,6 +37,7 @@ class AxialDeepLab:
     method: ClassVar[str] = "cross"
     mode: ClassVar[str] = "contextual"
     targets: ClassVar[str] = "qkv"
+    keeps_output: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_whole_number("threshold", self.threshold, 1)
@@ -59,7 +60,11 @@ class AxialDeepLab:
         zero_parameters(parameters)
 
     def arguments_on(
-        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+        self,
+        grid: Grid | Sequence[int],
+        parameters: Mapping[str, Tensor],
+        size: HeadSize,
+        like: Tensor,
     ) -> AttentionArguments:
         """Returns the learned rows with rows of zeros for the offsets beyond the threshold."""
         has_prefix = size.num_prefix_tokens > 0

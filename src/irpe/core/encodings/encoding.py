@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from irpe.core.grid import Grid
 from irpe.core.index import Index
+from irpe.core.rotation import Rotation
 
 _MOST_ELEMENTS = 2**34  # 64 GiB in float32, for one attention
 ROLES = {"q": "query_tables", "k": "key_tables", "v": "value_tables"}
@@ -44,28 +45,36 @@ class AttentionArguments(NamedTuple):
     Args:
         tables: Its tables.
         query_shift: What is added to the queries first, if anything.
+        rotation: How queries and keys are turned before their product, if they are. The tables meet
+            them before that.
     """
 
     tables: RoleTables
     query_shift: Tensor | None = None
+    rotation: Rotation | None = None
 
 
 class AttentionEncoding(Protocol):
     """A relative position encoding of an attention: a frozen value."""
 
     @property
-    def method(self) -> str:
-        """The method that makes bucket maps of offsets."""
+    def method(self) -> str | None:
+        """The method that makes bucket maps of offsets, `None` without tables."""
         ...
 
     @property
     def mode(self) -> str:
-        """Whether scalars or vectors are learned: bias or contextual."""
+        """Whether pairs have scalars or vectors, or none of these: bias, contextual, rotation."""
         ...
 
     @property
     def targets(self) -> str:
         """Which of queries, keys and values carry the encoding."""
+        ...
+
+    @property
+    def keeps_output(self) -> bool:
+        """Whether a trained model returns the same as before when it has just been equipped."""
         ...
 
     def index_on(self, grid: Grid) -> Index | None:
@@ -85,9 +94,20 @@ class AttentionEncoding(Protocol):
         ...
 
     def arguments_on(
-        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+        self,
+        grid: Grid | Sequence[int],
+        parameters: Mapping[str, Tensor],
+        size: HeadSize,
+        like: Tensor,
     ) -> AttentionArguments:
-        """Returns what attention is called with on a grid: a pure function of the parameters."""
+        """Returns what attention is called with on a grid: a pure function of the parameters.
+
+        Args:
+            grid: The grid.
+            parameters: What is learned, by name.
+            size: The sizes of the attention.
+            like: A tensor with the device and dtype of the queries.
+        """
         ...
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:

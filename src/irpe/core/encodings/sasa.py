@@ -32,6 +32,7 @@ class Sasa:
     method: ClassVar[str] = "cross"
     mode: ClassVar[str] = "contextual"
     targets: ClassVar[str] = "k"
+    keeps_output: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_whole_number("size", self.size, 2)
@@ -61,7 +62,11 @@ class Sasa:
         zero_parameters(parameters)
 
     def arguments_on(
-        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+        self,
+        grid: Grid | Sequence[int],
+        parameters: Mapping[str, Tensor],
+        size: HeadSize,
+        like: Tensor,
     ) -> AttentionArguments:
         """Returns the tables, the same on every grid."""
         return AttentionArguments(tables_by_role(parameters))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -43,6 +44,7 @@ class RPESpec:
     index: Piecewise | Clip | None = None
     shared_heads: bool = True
     tied: bool = False
+    keeps_output: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
@@ -110,7 +112,11 @@ class RPESpec:
         zero_parameters(parameters)
 
     def arguments_on(
-        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+        self,
+        grid: Grid | Sequence[int],
+        parameters: Mapping[str, Tensor],
+        size: HeadSize,
+        like: Tensor,
     ) -> AttentionArguments:
         """Returns the tables, the same on every grid."""
         tables = tables_by_role(parameters)

@@ -32,6 +32,7 @@ class TransformerXL:
     method: ClassVar[str] = "product"
     mode: ClassVar[str] = "contextual"
     targets: ClassVar[str] = "k"
+    keeps_output: ClassVar[bool] = True
 
     def index_on(self, grid: Grid) -> None:
         """Returns no index: every offset of a grid has a row of its own."""
@@ -52,7 +53,11 @@ class TransformerXL:
         zero_parameters(parameters)
 
     def arguments_on(
-        self, grid: Grid | Sequence[int], parameters: Mapping[str, Tensor], size: HeadSize
+        self,
+        grid: Grid | Sequence[int],
+        parameters: Mapping[str, Tensor],
+        size: HeadSize,
+        like: Tensor,
     ) -> AttentionArguments:
         """Returns the projected sines of every offset on the grid, and what goes with them."""
         projection = parameters["projection"]

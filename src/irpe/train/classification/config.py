@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from irpe.core.choices import check_choice
+from irpe.core.rates import ABSOLUTE_LR
 from irpe.train.config import (
     RunConfig,
     check_at_least,
     check_below_1,
     check_fraction,
+    check_positive,
     option,
 )
 
@@ -25,6 +27,9 @@ class ClassifierConfig(RunConfig):
     model: str = option("Model, by its timm name.")
     builtin_bias: str = option("The relative bias that Swin has itself: keep or drop.", "keep")
 
+    absolute_lr: float = option(
+        "Learning rate of a learned absolute encoding, as a multiple of --lr.", ABSOLUTE_LR
+    )
     root: str | None = option("Where a dataset given by its name is stored.", None)
     holdout: float = option("Fraction held out for validation if there is no such split.", 0.0)
     max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
@@ -53,6 +58,7 @@ class ClassifierConfig(RunConfig):
         check_choice("builtin_bias", self.builtin_bias, ("keep", "drop"))
         check_choice("channels", self.channels, (1, 3))
         check_at_least(self, 1, "image_size")
+        check_positive(self, "absolute_lr")
         check_at_least(self, 0, "color_jitter", "mixup", "cutmix")
         check_fraction(
             self, "holdout", "max_broken", "label_smoothing", "drop_path", "min_scale",
@@ -60,3 +66,8 @@ class ClassifierConfig(RunConfig):
         )  # fmt: skip
         check_at_least(self, MIN_CROP, "crop")
         check_below_1(self, "label_smoothing")
+        if self.color_jitter and self.auto_augment and "3a" not in self.auto_augment:
+            raise ValueError(
+                f"color_jitter = {self.color_jitter} does nothing beside auto_augment "
+                f"{self.auto_augment!r}, which changes colours itself: leave one of them out"
+            )

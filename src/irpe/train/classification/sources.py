@@ -136,9 +136,11 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
     if holdout:
         _check_root(data, root)
         whole = _open_whole(data)
+        _check_classes(data, whole)
         train, val = _split(len(whole), holdout)
         return Subset(whole, train, whole.classes), Subset(whole, val, whole.classes)
     train, val = open_split(data, "train", root), open_split(data, "val", root)
+    _check_classes(data, train)
     unknown = sorted(set(val.classes) - set(train.classes))
     if unknown:
         raise ValueError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
@@ -168,6 +170,31 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
         f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
         "of class folders, hold some images out with holdout, for example 0.2"
     )
+
+
+def open_evaluation(data: str, root: str | None = None) -> Source:
+    """Returns the images to evaluate a trained model on.
+
+    They are those of the split "val" where there are splits, else all images of one folder of
+    class folders. Arguments as in `open_images`.
+    """
+    folder = Path(data)
+    has_name = data == "embedded" or data.startswith(DATASETS)
+    if has_name or not folder.is_dir() or any(_find_split(folder, split) for split in _SPLITS):
+        return open_split(data, "val", root)
+    _check_root(data, root)
+    return _open_path(folder)
+
+
+def _check_classes(data: str, train: Source) -> None:
+    """Raises an error unless there is something to distinguish."""
+    if len(train.classes) < 2:
+        names = ", ".join(map(repr, train.classes)) or "none"
+        raise ValueError(
+            f"{data} has fewer than 2 classes: {len(train)} images, such as {train.filename(0)}, "
+            f"in {len(train.classes)} ({names}); put the images of each class into a folder of its "
+            "own, as in train/cat/1.jpg and train/dog/1.jpg"
+        )
 
 
 def _check_root(data: str, root: str | None) -> None:

@@ -9,6 +9,8 @@ from timm.data.mixup import Mixup
 from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
+from irpe.adapters.equipped import table_names
+from irpe.adapters.parameter_groups import group_parameters, is_exempt
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.model import build_model
@@ -48,6 +50,12 @@ class ClassificationTask:
             self.criterion = SoftTargetCrossEntropy()
 
     @property
+    def model_name(self) -> str:
+        """The model's name in timm, and its arguments."""
+        arguments = (f"{name}={value}" for name, value in self.config.model_args.items())
+        return " ".join([self.config.model, *arguments])
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Nothing about the data needs to be said."""
         return ()
@@ -67,9 +75,9 @@ class ClassificationTask:
         """Returns the model itself: its output is what the loss needs."""
         return model
 
-    def optimizer_groups(self, model: nn.Module) -> nn.Module:
-        """Returns the model: timm knows which of its parameters decay."""
-        return model
+    def optimizer_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Returns the parameters with the learning rates of tables, positions and all else."""
+        return classifier_groups(model, self.config)
 
     def normalizer(self, batches: list[Batch], accelerator: Accelerator) -> None:
         """Returns nothing: the loss is the mean over the images of a micro-batch."""
@@ -105,6 +113,23 @@ class ClassificationTask:
         score = evaluate(model, self.val_images, accelerator, workers=self.config.workers)
         check_broken(score, self.config.max_broken, self.val)
         return score
+
+    def model_inputs(self, batch: Batch, device: torch.device) -> dict[str, Tensor]:
+        """Returns what a model is called with, by name, for a batch of validation images."""
+        return {"x": batch.images.to(device)}
+
+
+def classifier_groups(model: nn.Module, config: ClassifierConfig) -> list[dict[str, Any]]:
+    """Returns groups for an optimizer; tables and the absolute encoding have rates of their own."""
+    tables = set[str]() if config.encoding == "none" else set(table_names(model))
+
+    def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
+        factor = config.table_lr if name in tables else 1.0
+        factor = config.absolute_lr if name == "pos_embed" else factor
+        exempt = is_exempt(model, tables, name, parameter)
+        return config.lr * factor, 0.0 if exempt else config.weight_decay
+
+    return group_parameters(model, settings)
 
 
 def open_task(

@@ -16,7 +16,7 @@ from irpe.train.sampling import Sample
 from irpe.train.seeding import seeded
 
 Item = tuple[Tensor, int, int, bool]
-_CACHE_BYTES = 2**28
+CACHE_BYTES = 2**28
 
 
 class Batch(NamedTuple):
@@ -62,7 +62,7 @@ class LabelledImages(Dataset[Any]):
             with seeded(self.seed, sample.epoch, sample.position):
                 return self.transform(image), label, sample.image, broken
         item = self.transform(image), label, sample.image, broken
-        if item[0].nbytes * len(self.source) < _CACHE_BYTES:
+        if item[0].nbytes * len(self.source) < CACHE_BYTES:
             self.cached[sample.image] = item
         return item
 

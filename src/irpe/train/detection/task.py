@@ -1,6 +1,5 @@
 """Detection as a task of the training loop: its data, its loss and its score."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,8 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers import DetrConfig
 
-from irpe.adapters.equip import table_names
+from irpe.adapters.equipped import table_names
+from irpe.adapters.parameter_groups import group_parameters
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.detection.annotations.source import BoxSource, open_boxes
 from irpe.train.detection.backbone import PREFIX, FrozenBackbone, load_backbone, normalization
@@ -59,6 +59,11 @@ class DetectionTask:
         backbone = load_backbone(config, self.weights) if config.cached_versions else None
         self.images: DetectorInputs = _train_inputs(self.train, config, backbone, self.progress)
         self.val_images: DetectorInputs = eval_inputs(self.val, config, backbone, self.progress)
+
+    @property
+    def model_name(self) -> str:
+        """DETR, and its backbone's name in timm."""
+        return f"DETR on {self.config.backbone}"
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -122,6 +127,10 @@ class DetectionTask:
         found = detect(model, self.val_images, categories, accelerator, workers)
         return score_boxes(self.val.content, found)
 
+    def model_inputs(self, batch: BoxBatch, device: torch.device) -> dict[str, Tensor]:
+        """Returns what a model is called with, by name, for a batch of validation images."""
+        return {"pixel_values": batch.inputs.to(device), "pixel_mask": batch.mask.to(device)}
+
 
 def open_task(
     config: DetectorConfig, progress: Progress = NO_PROGRESS, weights: Weights | None = None
@@ -144,17 +153,16 @@ def open_task(
 
 
 def detector_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str, Any]]:
-    """Returns groups for an optimizer: the backbone at its own rate, tables without decay."""
-    tables = set() if config.encoding == "none" else set(table_names(model))
-    groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            lr = config.backbone_lr if name.startswith(PREFIX) else config.lr
-            groups[lr, config.weight_decay * (name not in tables)].append(parameter)
-    return [
-        {"params": chosen, "lr": lr, "weight_decay": decay}
-        for (lr, decay), chosen in groups.items()
-    ]
+    """Returns groups for an optimizer; backbone and tables have rates of their own."""
+    tables = set[str]() if config.encoding == "none" else set(table_names(model))
+
+    def settings(name: str, _: nn.Parameter) -> tuple[float, float]:
+        if name in tables:
+            return config.lr * config.table_lr, 0.0
+        is_backbone = name.startswith(PREFIX)
+        return config.backbone_lr if is_backbone else config.lr, config.weight_decay
+
+    return group_parameters(model, settings)
 
 
 def detect(

@@ -1,15 +1,12 @@
 "use strict";
-// Colours and canvases. Both scales are safe for colour-blind readers.
+// Canvases, and the colours of numbers.
 
-const CIVIDIS = [
-  [0, 34, 78], [8, 51, 112], [53, 69, 108], [79, 87, 108], [102, 105, 112], [125, 124, 120],
-  [148, 142, 119], [174, 163, 113], [200, 184, 102], [229, 207, 82], [254, 232, 56],
-];
 const ORANGE_PURPLE = [
   [45, 0, 75], [84, 39, 136], [128, 115, 172], [178, 171, 210], [216, 218, 235], [247, 247, 247],
   [254, 224, 182], [253, 184, 99], [224, 130, 20], [179, 88, 6], [127, 59, 8],
 ];
 const STAR = "#e8000b";
+const PREFIX = [0, 0, 0]; // not a colour of any bucket of patches
 
 // A colour of a scale, at a place from 0 to 1.
 function colourAt(scale, place) {
@@ -70,13 +67,14 @@ function drawBuckets(canvas, map, { grid, prefix, star, marked }, ids) {
   const place = layout(Math.min(canvas.parentElement.clientWidth, 40 * columns), grid, prefix);
   const pen = sized(canvas, place.width, place.height);
   const { cell } = place;
-  Object.assign(pen, { textAlign: "center", textBaseline: "middle" });
+  Object.assign(pen, { textAlign: "center", textBaseline: "middle", strokeStyle: "#808890" });
   pen.font = `${Math.min(12, cell * 0.4)}px system-ui, sans-serif`;
   ids.forEach((id, token) => {
     const [x, y] = place.corner(token);
-    const colour = colourAt(CIVIDIS, map.place.get(id) / Math.max(map.used.length - 1, 1));
+    const colour = token < prefix ? PREFIX : map.colours.get(id);
     pen.fillStyle = css(colour);
     pen.fillRect(x, y, cell + 0.5, cell + 0.5);
+    if (token < prefix) pen.strokeRect(x + 0.5, y + 0.5, cell - 1, cell - 1);
     if (cell >= 16) {
       pen.fillStyle = isDark(colour) ? "rgb(255 255 255 / 85%)" : "rgb(0 0 0 / 80%)";
       pen.fillText(id, x + cell / 2, y + cell / 2);
@@ -124,9 +122,10 @@ function drawCurve(canvas, index, ink, line) {
   pen.stroke();
 }
 
-// Draws numbers from -bound to bound as a matrix.
-function drawMatrix(canvas, values, columns, width, height, bound) {
+// Draws numbers from -bound to bound as a matrix, a strip if it has one row.
+function drawMatrix(canvas, values, columns, width, bound) {
   const rows = values.length / columns;
+  const height = rows > 1 ? (width * rows) / columns : 36;
   const pen = sized(canvas, width, height);
   for (let place = 0; place < values.length; place++) {
     const [row, column] = [Math.floor(place / columns), place % columns];
@@ -134,12 +133,12 @@ function drawMatrix(canvas, values, columns, width, height, bound) {
     const [x, y] = [(column * width) / columns, (row * height) / rows];
     pen.fillRect(x, y, width / columns + 0.5, height / rows + 0.5);
   }
-  return pen;
+  if (rows > 1) drawStar(pen, width / 2, height / 2, Math.max(5, (0.4 * width) / columns));
 }
 
 // Draws the extra weights of the star over the picture that the model was given.
 function drawWeights(canvas, picture, weights, { grid, star }, bound) {
-  const place = layout(Math.min(canvas.parentElement.clientWidth, 420), grid, 0);
+  const place = layout(Math.min(canvas.parentElement.clientWidth, 340), grid, 0);
   const pen = sized(canvas, place.width, place.height);
   pen.drawImage(picture, 0, 0, place.width, place.height);
   pen.globalAlpha = 0.72;

@@ -57,24 +57,31 @@ function chosenWeights() {
   return all[0].map((_, patch) => all.reduce((sum, weights) => sum + weights[patch] / heads, 0));
 }
 
+// They as shares of the attention scores, less what all patches have in common.
+function scoreShares() {
+  const weights = chosenWeights();
+  const mean = weights.reduce((sum, value) => sum + value, 0) / weights.length;
+  return weights.map((value) => (value - mean) / learned.block.unit);
+}
+
 const largest = (values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
 
 function drawLearned() {
   const { grid, star, pointed, block, picture } = learned;
-  const weights = chosenWeights();
-  const bound = largest(weights);
-  learned.layout = drawWeights($("weights"), picture, weights, learned, bound || 1);
+  const shares = scoreShares();
+  const bound = Math.max(1, largest(shares)); // an encoding that does little is pale
+  learned.layout = drawWeights($("weights"), picture, shares, learned, bound);
   const at = pointed || star;
-  const value = weights[at[0] * grid[1] + at[1]];
+  const perCent = (value) => `${Number((100 * value).toPrecision(2))} %`;
   $("weights-status").textContent =
-    `Orange adds, purple takes away, up to ${bound.toPrecision(3)}; row ${at[0]}, column ${at[1]}: ` +
-    `${value.toPrecision(3)}.`;
+    `In this block it is ${perCent(block.share)} of the scores. Orange adds, purple takes away, up to ` +
+    `${perCent(bound)}; row ${at[0]}, column ${at[1]}: ${perCent(shares[at[0] * grid[1] + at[1]])}.`;
   const table = block.tables[Number($("table").value)];
   const values = readHalves(table.data);
-  const width = $("table-image").parentElement.clientWidth;
-  drawMatrix($("table-image"), values, table.columns, width, width * 0.8, largest(values) || 1);
+  const width = Math.min($("table-image").parentElement.clientWidth, 280);
+  drawMatrix($("table-image"), values, table.columns, width, largest(values) || 1);
   $("table-status").textContent =
-    `${values.length / table.columns} rows, up to ${largest(values).toPrecision(3)}.`;
+    `${values.length} buckets without the prefix, up to ${largest(values).toPrecision(3)}.`;
 }
 
 function startRun() {

@@ -60,6 +60,7 @@ function update() {
   $("shown").hidden = false;
   const { spec, grid, prefix } = state;
   state.maps = bucketMaps(spec.method, spec.index, grid, prefix);
+  for (const map of state.maps) map.colours = bucketColours(map, spec.method, grid);
   state.star = state.star.map((place, axis) => Math.min(place, grid[axis] - 1));
   state.pointed = null;
   makeCanvases();
@@ -74,7 +75,8 @@ function makeCanvases() {
   [...$("maps").children].forEach((figure, number) => {
     const { rows, used } = state.maps[number];
     figure.firstChild.setAttribute("aria-label", `buckets by ${names[number]}`);
-    figure.lastChild.textContent = `${names[number]}: ${used.length} of ${rows} rows used`;
+    const all = used.length === rows ? "" : ` of ${rows}`;
+    figure.lastChild.textContent = `${names[number]}: ${used.length}${all} buckets in use`;
   });
 }
 
@@ -148,7 +150,7 @@ function describe(buckets, token) {
   const { star, pointed, prefix, held } = state;
   const seen = buckets.map((ids) => new Set(ids.slice(prefix)).size).join(" and ");
   const where = `Star at row ${star[0]}, column ${star[1]}${held ? ", held" : ""}: `;
-  if (!pointed) return `${where}it tells ${seen} buckets of patches apart.`;
+  if (!pointed) return `${where}it distinguishes ${seen} buckets of patches.`;
   const offset = star.map((place, axis) => place - pointed[axis]).join(", ");
   const parts = buckets.map((ids) => {
     const sharing = ids.filter((id) => id === ids[token]).length;
@@ -165,8 +167,8 @@ function showNumbers() {
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
   const million = (value) => (value / 1e6).toLocaleString("en", { maximumFractionDigits: 2 });
   const rows = {
-    "rows in tables": [sum(maps.map((map) => map.rows)), ""],
-    "rows used": [sum(maps.map((map) => map.used.length)), `on ${grid.join(" × ")} + ${prefix}`],
+    "buckets": [sum(maps.map((map) => map.rows)), ""],
+    "in use": [sum(maps.map((map) => map.used.length)), `on ${grid.join(" × ")} + ${prefix}`],
     parameters: [`+${extraParameters.toLocaleString("en")}`, `on top of ${million(parameters)} M`],
     MACs: [`+${million(extraMacs)} M`, `on top of ${million(macs)} M`],
   };
@@ -193,6 +195,19 @@ function takeDefaultRatio() {
   for (const [id, value] of Object.entries(values)) $(id).value = value;
 }
 
+// Opens the page on the grid and the encoding of a block.
+function openOn({ grid, prefix, spec }) {
+  const { kind, alpha, beta, gamma } = spec.index;
+  const isRatio = kind === "piecewise" && beta === 2 * alpha && gamma === 8 * alpha;
+  const values = { rows: grid[0], columns: grid[1], prefix, method: spec.method, mode: spec.mode };
+  Object.assign(values, { targets: spec.targets, kind: isRatio ? "ratio" : kind });
+  if (kind === "clip") values.clip = beta;
+  else Object.assign(values, { ratio: alpha, alpha, beta, gamma });
+  for (const [id, value] of Object.entries(values)) $(id).value = value;
+  $("shared").checked = spec.shared;
+  state.star = grid.map((size) => Math.floor(size / 2));
+}
+
 function start() {
   fill($("method"), Object.keys(facts.ratios).map((name) => [name, name]));
   fill($("targets"), facts.targets.map((name) => [name, name]));
@@ -201,6 +216,8 @@ function start() {
   $("targets").value = "k";
   $("model").value = "DeiT-S";
   takeDefaultRatio();
+  if (run) openOn(run.blocks[0]);
+  document.body.classList.toggle("has-run", Boolean(run));
   $("method").addEventListener("input", takeDefaultRatio);
   $("controls").addEventListener("input", update);
   $("controls").addEventListener("submit", (event) => event.preventDefault());

@@ -5,6 +5,7 @@ import functools
 import oracles
 import pytest
 import torch
+from adapters.hosts.timm.families import make_swin_v2
 from adapters.small_models import images, make_swin, perturb
 
 import irpe
@@ -98,3 +99,28 @@ def test_set_input_size_of_a_swin(builtin_bias):
         changed.set_input_size(img_size=(32, 64), window_size=(2, 4))
     torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
     assert [a.grid for a in irpe.summary(model).attentions] == [(2, 4)] * 4
+
+
+@pytest.mark.parametrize("builtin_bias", ["keep", "drop"])
+def test_set_input_size_of_a_swin_v2(builtin_bias):
+    model, plain = irpe.equip(make_swin_v2(), SPEC, builtin_bias=builtin_bias), make_swin_v2()
+    x = images(64, 32)
+    for changed in (model, plain):
+        changed.set_input_size(img_size=(64, 32), window_size=(4, 2))
+    if builtin_bias == "keep":
+        torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert model(x).shape == plain(x).shape
+    assert [a.grid for a in irpe.summary(model).attentions] == [(4, 2)] * 4
+
+
+def test_a_dropped_bias_of_a_swin_v2_is_the_same_for_all_pairs():
+    model, plain = irpe.equip(make_swin_v2(), SPEC, builtin_bias="drop"), make_swin_v2()
+    x = images(32, 64)
+    before = plain(x)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if "cpb_mlp.2" in name:
+                parameter.zero_()
+    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert (model(x) - before).abs().max() > 0.01
+    assert not [name for name in model.state_dict() if "cpb_mlp" in name]

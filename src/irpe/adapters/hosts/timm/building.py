@@ -3,54 +3,79 @@
 from typing import Any
 
 import timm
-from timm.layers.attention import Attention
+import torch
 from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
-from timm.models.swin_transformer import SwinTransformer, WindowAttention
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from irpe.adapters.hosts.timm.tokens import TOKEN_MODELS
+
+# Which arguments of `timm.create_model` a description may hold: sizes and switches, no paths.
 _ARGUMENTS = {
     "model_name", "num_classes", "in_chans", "img_size", "global_pool", "drop_path_rate", "depth",
-    "embed_dim", "num_heads", "patch_size", "dynamic_img_size",
-    "mlp_ratio",
+    "embed_dim", "num_heads", "patch_size", "dynamic_img_size", "dynamic_img_pad", "mlp_ratio",
+    "class_token", "init_values", "qkv_bias", "qkv_fused", "qk_norm", "num_kv_heads", "swiglu_mlp",
+    "num_reg_tokens", "merge_size", "depths", "embed_dims", "window_size", "neck_chans",
+    "use_rel_pos", "use_rope", "use_abs_pos", "global_attn_indexes", "use_abs_pos_emb",
+    "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_rot_pos_emb", "use_post_norm",
+    "scale_attn_inner", "rel_pos_type", "shared_rel_pos", "layers",
+    "strict_img_size", "pretrained_window_sizes", "mlp_ratios", "wss", "sr_ratios",
 }  # fmt: skip
 
 _SIZES = {"depth", "embed_dim", "in_chans", "img_size", "num_heads", "patch_size"}
 
 
 def describe_model(model: nn.Module) -> dict[str, Any] | None:
-    """Returns arguments of `timm.create_model` for a model, if it is one of timm's."""
-    if not isinstance(model, VisionTransformer | SwinTransformer):
-        return None
+    """Returns arguments of `timm.create_model` for a model, if it is one of timm's.
+
+    They are those that timm recorded, and those that can be read from the model as it is now.
+    """
     config: Any = getattr(model, "pretrained_cfg", None) or {}
-    attentions = [m for m in model.modules() if isinstance(m, Attention | WindowAttention)]
-    if not config.get("architecture") or not attentions:
+    if not type(model).__module__.startswith("timm.") or not config.get("architecture"):
         return None
-    embedding: Any = model.patch_embed
-    rates = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
+    recorded: dict[str, Any] = getattr(model, "_model_args", {})  # not in older releases of timm
     arguments = {
-        "model_name": config["architecture"],
-        "num_classes": model.num_classes,
-        "in_chans": model.in_chans,
-        "img_size": embedding.img_size,
-        "drop_path_rate": max(rates, default=0.0),
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in recorded.items()
+        if name in _ARGUMENTS and _is_plain(value)
     }
-    if isinstance(model, VisionTransformer):
-        arguments |= {
-            "global_pool": model.global_pool,
-            "depth": len(model.blocks),
-            "embed_dim": model.embed_dim,
-            "num_heads": attentions[0].num_heads,
-            "patch_size": embedding.patch_size[0],
-            "dynamic_img_size": model.dynamic_img_size,
-        }
-        blocks: Any = model.blocks
-        mlp: Any = getattr(blocks[0], "mlp", None)
-        if type(mlp) is Mlp:
-            first: Any = mlp.fc1
-            arguments["mlp_ratio"] = first.out_features / first.in_features
+    arguments["model_name"] = config["architecture"]
+    embedding: Any = getattr(model, "patch_embed", None)
+    rates = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
+    arguments["drop_path_rate"] = max(rates, default=0.0)
+    for name in ("num_classes", "in_chans"):
+        if hasattr(model, name):
+            arguments[name] = getattr(model, name)
+    if hasattr(embedding, "img_size"):
+        arguments["img_size"] = embedding.img_size
+    if isinstance(model, TOKEN_MODELS):
+        arguments |= _sizes_of(model)
+    return dict(sorted(arguments.items()))  # one model, one description
+
+
+def _sizes_of(model: Any) -> dict[str, Any]:
+    """Returns what a model with blocks knows about its sizes, recorded by timm or not."""
+    first = model.blocks[0]
+    arguments = {
+        "global_pool": model.global_pool,
+        "depth": len(model.blocks),
+        "embed_dim": model.embed_dim,
+        "patch_size": model.patch_embed.patch_size[0],
+    }
+    if hasattr(model, "dynamic_img_size"):
+        arguments["dynamic_img_size"] = model.dynamic_img_size
+    if hasattr(first, "attn"):
+        arguments["num_heads"] = first.attn.num_heads
+    if type(getattr(first, "mlp", None)) is Mlp:
+        arguments["mlp_ratio"] = first.mlp.fc1.out_features / first.mlp.fc1.in_features
     return arguments
+
+
+def _is_plain(value: object) -> bool:
+    """Tells whether json can hold a value as it is."""
+    if isinstance(value, list | tuple):
+        return all(isinstance(item, int | float) for item in value)
+    return isinstance(value, bool | int | float | str)
 
 
 def build_model(arguments: dict[str, Any]) -> nn.Module:
@@ -80,6 +105,8 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
     try:
         model = timm.create_model(name, pretrained, **arguments)
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError) as error:
+        if "divisible by num_heads" in str(error):
+            raise _uneven_heads(name, arguments) from error
         raise ValueError(f"model {name!r} with {arguments}: {error}") from error
     embedding: Any = getattr(model, "patch_embed", None)
     if 0 in (getattr(embedding, "grid_size", None) or ()):
@@ -88,3 +115,16 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
             f"{embedding.patch_size[0]} pixels: choose a larger image or a smaller patch_size"
         )
     return model
+
+
+def _uneven_heads(name: str, arguments: dict[str, Any]) -> ValueError:
+    """Returns the error for a dimension that cannot be split between the heads."""
+    with torch.device("meta"):  # what is not given is the model's own
+        own: Any = timm.create_model(name)
+    sizes = {"embed_dim": own.embed_dim, "num_heads": own.blocks[0].attn.num_heads, **arguments}
+    dim, heads = sizes["embed_dim"], sizes["num_heads"]
+    divisors = ", ".join(str(k) for k in range(1, min(dim, 64) + 1) if dim % k == 0)
+    return ValueError(
+        f"embed_dim = {dim} of {name} cannot be split between num_heads = {heads}: choose "
+        f"num_heads from {divisors}, or an embed_dim that is a multiple of {heads}"
+    )

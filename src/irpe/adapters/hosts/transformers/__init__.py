@@ -12,17 +12,19 @@ from irpe.adapters.hosts.transformers.building import describe_model as describe
 from irpe.adapters.hosts.transformers.building import read_config as read_config
 from irpe.adapters.hosts.transformers.building import read_tensors as read_tensors
 from irpe.adapters.hosts.transformers.building import write_config
+from irpe.adapters.hosts.transformers.refusals import REFUSED as REFUSED
+from irpe.adapters.hosts.transformers.refusals import refuse_cross_attention
 from irpe.adapters.plan import Plan, Request
 
 try:
-    from irpe.adapters.hosts.transformers import detr, swin, vit
+    from irpe.adapters.hosts.transformers import detr, sam, swin, vit
 except ImportError as error:
     raise ImportError(
         f"transformers {transformers.__version__} has other attentions than irpe knows: "
         "pip install -U 'irpe[transformers]'"
     ) from error
 
-_FAMILIES = (vit, swin, detr)
+_FAMILIES = (vit, swin, detr, sam)
 
 
 def find_attentions(model: nn.Module, request: Request) -> Plan:
@@ -31,6 +33,8 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
     for name, module in model.named_modules():
         for family in _FAMILIES:
             family.add_sites(found, name, module, request)
+    if not found.sites:
+        refuse_cross_attention(model)
     if isinstance(model, PreTrainedModel):
         found.record = partial(write_config, model.config)
     return found

@@ -1,36 +1,32 @@
-"""The encoder of transformers' DETR."""
+"""The encoders of transformers' detectors: DETR, Conditional DETR, RT-DETR (1 and 2), D-FINE.
+
+The decoders of the last three have attentions of the same class as their encoders, over object
+queries; these stay as they are.
+"""
 
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.detr.modeling_detr import (
-    DetrEncoderLayer,
-    DetrModel,
-    DetrSelfAttention,
-    DetrSinePositionEmbedding,
-)
+from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 
-from irpe.adapters.changes import Undo
+from irpe.adapters.changes import Undo, replace_module
 from irpe.adapters.following import follow_grid, map_source
-from irpe.adapters.hosts.transformers.attention import attend, make_site
+from irpe.adapters.grids import GridSource
+from irpe.adapters.hosts.transformers.attention import make_site
+from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.plan import Plan, Request
 
-
-class RPEDetrAttention(DetrSelfAttention):
-    """The self-attention of DETR's encoder with an encoding."""
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_embeddings: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Any]:
-        """Returns the attended tokens and, if asked for, the weights."""
-        x = hidden_states if position_embeddings is None else hidden_states + position_embeddings
-        return attend(self, x, hidden_states, attention_mask, kwargs)
+# By the class of the model: that of the layers of its encoder.
+_MODELS = {"DetrModel": "DetrEncoderLayer", "ConditionalDetrModel": "ConditionalDetrEncoderLayer"}
+# The modules that flatten the feature map of one scale, run layers on it and restore the map.
+_HYBRID = {
+    f"{name}AIFILayer": True
+    for name in (
+        "RTDetr", "RTDetrV2", "DFine", "Deimv2", "PPDocLayoutV2", "PPDocLayoutV3", "PPDocLayoutV4",
+    )
+}  # fmt: skip
 
 
 class NoPositionEmbedding(nn.Module):
@@ -55,39 +51,87 @@ class NoPositionEmbedding(nn.Module):
         return torch.zeros(shape[0], self.dim, *shape[-2:], device=device, dtype=dtype)
 
 
-def add_sites(found: Plan, name: str, detr: Any, request: Request) -> None:
-    """Adds the self-attentions of the encoder of a DETR, and what else changes in it."""
-    if not isinstance(detr, DetrModel):
-        return
+class NoHybridPositionEmbedding(nn.Module):
+    """Stands where RT-DETR has its absolute encoding."""
+
+    def forward(self, **kwargs: Any) -> None:
+        """Returns `None`, to which the layers add nothing."""
+
+
+class AnnounceMap:
+    """A hook before a module that runs layers on a feature map: announces the shape of the map.
+
+    The layers run in the same call, so nothing else is announced before they are done.
+
+    Args:
+        source: Where the attentions look the grid up.
+    """
+
+    def __init__(self, source: GridSource) -> None:
+        self.source = source
+
+    def __call__(self, encoder: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Announces the grid of a map: batch, channels, rows, columns."""
+        self.source.announce(tuple(inputs[0].shape[-2:]))
+
+
+def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
+    """Adds the self-attentions of an encoder, and what else changes in it."""
+    layer = entry_of(module, _MODELS)
+    if layer is not None:
+        _add_encoder(found, name, module, layer, request)
+    elif entry_of(module, _HYBRID):
+        _add_scale(found, name, module, request)
+
+
+def _add_encoder(found: Plan, name: str, detr: Any, layer: str, request: Request) -> None:
     source = map_source(request.grid, None, detr, "input_projection")
-    check = partial(_check, detr, request)
-    layers: dict[str, Any] = {
-        path: m for path, m in detr.named_modules(prefix=name) if isinstance(m, DetrEncoderLayer)
-    }
-    for path, layer in layers.items():
-        site = make_site(f"{path}.self_attn", layer.self_attn, RPEDetrAttention, 0, source, check)
+    has_sinusoid = type(detr.position_embedding).__name__.endswith("SinePositionEmbedding")
+    check = partial(_check, request, has_sinusoid)
+    layers = modules_of(detr, layer, name)
+    for path, module in layers.items():
+        site = make_site(f"{path}.self_attn", module.self_attn, 0, source, check=check)
         found.sites.append(site)
     found.changes.append(partial(follow_grid, source, layers.values()))
     if request.grid is None:
         found.changes.append(partial(_refuse_embeddings, detr))
     if request.absolute != "keep":
-        found.changes.append(partial(_replace_absolute, detr, request.absolute))
+        dim = detr.config.d_model
+        sines = partial(DetrSinePositionEmbedding, dim // 2, normalize=True)
+        other = NoPositionEmbedding(dim) if request.absolute == "none" else sines()
+        found.changes.append(partial(replace_module, detr, "position_embedding", other))
 
 
-def _check(detr: Any, request: Request) -> None:
+def _add_scale(found: Plan, name: str, encoder: Any, request: Request) -> None:
+    source = GridSource(request.grid)
+    check = partial(_check, request, has_sinusoid=True)
+    for index, layer in enumerate(encoder.layers):
+        path = f"{name}.layers.{index}.self_attn".lstrip(".")
+        found.sites.append(make_site(path, layer.self_attn, 0, source, check=check))
+    if request.grid is None:
+        found.changes.append(partial(_announce_map, encoder, source))
+    if request.absolute != "keep":
+        other = NoHybridPositionEmbedding()
+        found.changes.append(partial(replace_module, encoder, "position_embedding", other))
+
+
+def _announce_map(encoder: nn.Module, source: GridSource) -> Undo:
+    return encoder.register_forward_pre_hook(AnnounceMap(source)).remove
+
+
+def _check(request: Request, has_sinusoid: bool) -> None:
     if request.num_prefix_tokens:
         raise ValueError(
             f"num_prefix_tokens {request.num_prefix_tokens}: no tokens stand before the feature "
             "map of a DETR; leave it out"
         )
-    has_sines = isinstance(detr.position_embedding, DetrSinePositionEmbedding)
-    if request.absolute == "sinusoid" and has_sines:
+    if request.absolute == "sinusoid" and has_sinusoid:
         raise ValueError(
             "absolute 'sinusoid': this DETR has a fixed sinusoid already; use 'keep' or 'none'"
         )
 
 
-def _refuse_embeddings(detr: DetrModel) -> Undo:
+def _refuse_embeddings(detr: nn.Module) -> Undo:
     return detr.register_forward_pre_hook(_check_inputs, with_kwargs=True).remove
 
 
@@ -98,11 +142,3 @@ def _check_inputs(detr: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, An
             "inputs_embeds do not have a grid of their own: pass pixel_values, or equip the model "
             "with grid=(rows, columns)"
         )
-
-
-def _replace_absolute(detr: Any, absolute: str) -> Undo:
-    """Changes the absolute encoding of the encoder and of the keys of the decoder."""
-    learned, dim = detr.position_embedding, detr.config.d_model
-    sines = partial(DetrSinePositionEmbedding, dim // 2, normalize=True)
-    detr.position_embedding = NoPositionEmbedding(dim) if absolute == "none" else sines()
-    return partial(setattr, detr, "position_embedding", learned)

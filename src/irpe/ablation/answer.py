@@ -1,0 +1,130 @@
+"""What to do on these images, in words: cost beside gain, and no more than the data supports."""
+
+import statistics
+from collections.abc import Sequence
+
+from irpe.ablation.cells import SHIFTS
+from irpe.ablation.rows import AblationRow
+from irpe.ablation.statistics import RowResult, compare, paired_difference
+from irpe.core.encodings import parse_encoding
+from irpe.core.encodings.spec import RPESpec
+from irpe.train.config import EMBEDDED
+
+_REMEDY = "train longer, or raise --table-lr"
+
+
+def find_reference(rows: Sequence[RowResult]) -> RowResult:
+    """Returns the row that others are compared with: absolute if there is one, else the first."""
+    plain = [row for row in rows if (row.row.encoding, row.row.absolute) == ("none", "keep")]
+    return (plain or list(rows))[0]
+
+
+def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
+    """Returns what to do, what the encodings are, and the next command.
+
+    Args:
+        rows: The results.
+        recipe: The recipe that every cell trained.
+        data: The data, as in a configuration.
+    """
+    reference = find_reference(rows)
+    idle = [row for row in rows if row.is_idle]
+    others = [row for row in rows if row is not reference and not row.is_idle]
+    text = [
+        f"{row.name} is no comparison: its encoding is next to nothing ({row.effect:.2%} of the "
+        f"attention); {_REMEDY}."
+        for row in idle
+    ]
+    choice = reference
+    if min(len(row.results) for row in rows) < 2:
+        text.append("One seed: how much seeds differ is not known, so nothing is recommended.")
+    elif others:
+        choice, words = _as_they_are(reference, others)
+        text += [words, _moved(reference, others)]
+    text += _meanings(rows)
+    if idle and not others:
+        return [*text, "Next: the same command with more --epochs or a higher --table-lr"]
+    return [*text, f"Next: {_next_command(choice, recipe, data)}"]
+
+
+def _meanings(rows: Sequence[RowResult]) -> list[str]:
+    """Returns what the encodings are, a line for each meaning."""
+    names: dict[str, list[str]] = {}
+    for row in rows:
+        names.setdefault(describe(row.row), []).append(row.name)
+    return [f"{', '.join(of)}: {meaning}." for meaning, of in names.items() if meaning]
+
+
+def describe(row: AblationRow) -> str:
+    """Returns what a relative encoding is, in a line; nothing for what needs no words."""
+    if (row.encoding, row.absolute) == ("none", "none"):
+        return "no position at all: patches are a set"
+    encoding = None if row.encoding == "none" else parse_encoding(row.encoding)
+    if not isinstance(encoding, RPESpec):
+        return "" if encoding is None else f"the encoding {encoding}"
+    beside = {"keep": ", beside the absolute encoding", "none": ""}
+    tail = beside.get(row.absolute, f", beside a {row.absolute}")
+    if encoding.mode == "bias":
+        return f"a learned score for each relative position ({encoding.method}), added{tail}"
+    meets = {"k": "queries", "q": "keys", "v": "attention weights"}
+    names = [meets[target] for target in encoding.targets]
+    joined = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    each = "a learned vector" if len(names) == 1 else f"{len(names)} learned vectors"
+    return f"{each} for each relative position ({encoding.method}), multiplied with {joined}{tail}"
+
+
+def difference(row: RowResult, reference: RowResult, shift: int = 0) -> str:
+    """Returns how much better a row is, ± twice the standard error over the test images."""
+    mean, error = paired_difference(row, reference, shift)
+    return f"{mean:+.1f} ± {2 * error:.1f}"
+
+
+def _as_they_are(reference: RowResult, others: Sequence[RowResult]) -> tuple[RowResult, str]:
+    better = [row for row in others if compare(row, reference) == "better"]
+    if better:
+        best = max(better, key=lambda row: row.mean())
+        equal = [row for row in better if row is best or compare(row, best) == "tie"]
+        choice = min(equal, key=lambda row: row.cost.step)
+        words = f"Images as they are: use {choice.name}, {difference(choice, reference)} points"
+        return choice, f"{words} over {reference.name}, at {_cost(choice, reference)}."
+    best = max(others, key=lambda row: row.mean())
+    found = {"tie": "is a tie", "worse": "is worse"}[compare(best, reference)]
+    words = (
+        f"Images as they are: keep {reference.name}. The best of the others, {best.name}, {found} "
+        f"({difference(best, reference)}) at {_cost(best, reference)}"
+    )
+    is_dearer = best.cost.step > 1.05 * reference.cost.step
+    return reference, words + (": not worth it here." if is_dearer else ".")
+
+
+def _moved(reference: RowResult, others: Sequence[RowResult]) -> str:
+    """Returns what to use if objects are not always where they were in training."""
+
+    def overall(row: RowResult) -> float:
+        return statistics.mean(row.mean(shift) for shift in SHIFTS)
+
+    best = max(others, key=overall)
+    gains = ", ".join(
+        f"{difference(best, reference, shift)} moved by {shift}" for shift in SHIFTS[1:]
+    )
+    verdicts = [compare(best, reference, shift) for shift in SHIFTS[1:]]
+    if "better" not in verdicts or "worse" in verdicts or overall(best) <= overall(reference):
+        return f"If objects move: nothing here is clearly better than {reference.name}."
+    return (
+        f"If objects move: use {best.name}, {gains}; as they are {difference(best, reference)}, at "
+        f"{_cost(best, reference)}."
+    )
+
+
+def _cost(row: RowResult, reference: RowResult) -> str:
+    return f"{row.cost.step / reference.cost.step:.1f}x the time of a step"
+
+
+def _next_command(choice: RowResult, recipe: str, data: str) -> str:
+    if len(choice.results) < 2:
+        return "the same command with --seeds 3"
+    if data == EMBEDDED:
+        return "irpe ablate --data FOLDER (your images)"
+    row = choice.row
+    options = f"--data {data} --encoding {row.encoding} --absolute {row.absolute}"
+    return f"irpe train {recipe} {options}"

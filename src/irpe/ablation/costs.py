@@ -1,0 +1,97 @@
+"""What the rows of an ablation cost: parameters, multiply-accumulates, time and memory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from irpe.ablation.cells import Cell
+from irpe.profile.count import count_macs, count_parameters
+from irpe.profile.measure import interleaved, peak_memory
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.classification.model import build_model
+from irpe.train.classification.transforms import CACHE_BYTES
+
+_MOST_TIMED = 64  # images in a step that is timed, on the CPU
+_STATES = 4  # of each parameter in training: value, gradient, two moments
+
+
+@dataclass(frozen=True)
+class RowCost:
+    """What a row costs in training.
+
+    Args:
+        parameters: The number of learned parameters.
+        macs: Multiply-accumulates for one image.
+        step: Seconds of a forward and a backward pass over a batch, the best of some rounds.
+    """
+
+    parameters: int
+    macs: int
+    step: float
+
+
+def measure_row_costs(
+    cells: Sequence[Cell], num_classes: int, rounds: int = 10
+) -> dict[str, RowCost]:
+    """Returns what the rows cost; steps have one thread and take turns.
+
+    Args:
+        cells: The cells, of which none is running.
+        num_classes: The number of classes of the data.
+        rounds: How many steps of each row are timed.
+    """
+    models = {cell.row.name: build_model(cell.config, num_classes) for cell in first_cells(cells)}
+    images = _random_images(cells[0].config, _MOST_TIMED)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        best = interleaved(
+            {name: partial(_step, model.train(), images) for name, model in models.items()}, rounds
+        )
+    finally:
+        torch.set_num_threads(threads)
+    return {
+        name: RowCost(count_parameters(model), count_macs(model, images[:1]), best[name])
+        for name, model in models.items()
+    }
+
+
+def first_cells(cells: Sequence[Cell]) -> list[Cell]:
+    """Returns the first cell of each row."""
+    return list({cell.row.name: cell for cell in reversed(cells)}.values())[::-1]
+
+
+def training_memory(config: ClassifierConfig, num_classes: int, num_images: int) -> int:
+    """Returns the bytes that training takes beyond the program itself, estimated from two images.
+
+    Args:
+        config: The configuration.
+        num_classes: The number of classes of the data.
+        num_images: The number of images that may be cached.
+    """
+    model, images = build_model(config, num_classes).train(), _random_images(config, 2)
+    if len(images) < 2:
+        images = images.repeat(2, 1, 1, 1)
+    _step(model, images)  # builds what is built once
+    model.zero_grad()
+    batch = config.device_batch_size or config.batch_size
+    of_images = peak_memory(partial(_step, model, images)) * batch // 2
+    cached = images[0].nbytes * num_images
+    return (
+        of_images
+        + _STATES * sum(p.nbytes for p in model.parameters())
+        + (cached if cached < CACHE_BYTES else 0)
+    )
+
+
+def _random_images(config: ClassifierConfig, most: int) -> Tensor:
+    count = min(config.device_batch_size or config.batch_size, most)
+    return torch.randn(count, config.channels, config.image_size, config.image_size)
+
+
+def _step(model: nn.Module, images: Tensor) -> None:
+    model.zero_grad()
+    model(images).square().mean().backward()

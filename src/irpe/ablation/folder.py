@@ -1,0 +1,70 @@
+"""The folder of an ablation: named after its data and rows, and for one ablation only."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from irpe.ablation.rows import AblationRow
+from irpe.files import write_text
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.classification.sources import Source
+
+FILE = "ablation.json"  # what the folder is for
+_LONGEST = 60  # characters of a folder's name
+
+
+def default_folder(data: str, rows: str) -> Path:
+    """Returns where an ablation is stored if the user names no folder.
+
+    Args:
+        data: The data, as in a configuration.
+        rows: What the rows are called together.
+    """
+    name = f"ablation-{Path(data).name}-{rows}"
+    return Path("runs") / "".join(c if c.isalnum() else "-" for c in name)[:_LONGEST].strip("-")
+
+
+def claim_folder(
+    directory: Path,
+    rows: Sequence[AblationRow],
+    base: ClassifierConfig,
+    data: tuple[Source, Source],
+) -> None:
+    """Writes what a folder is for, or raises an error if it is for another ablation.
+
+    The number of seeds may differ: more seeds continue an ablation.
+
+    Args:
+        directory: The folder.
+        rows: What is compared.
+        base: The budget of every cell.
+        data: The images to train on, and those to evaluate on.
+    """
+    settings = json.loads(base.replace(encoding="none", absolute="keep", seed=0).to_json())
+    own: dict[str, Any] = {
+        **{name: value for name, value in settings.items() if name not in _OF_ROWS},
+        "rows": [[row.name, row.encoding, row.absolute] for row in rows],
+        "images": [len(source) for source in data],
+        "names of classes": list(data[0].classes),
+    }
+    path = directory / FILE
+    if not path.is_file():
+        directory.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(own, indent=1) + "\n")
+        return
+    try:
+        found: dict[str, Any] = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error}): remove {directory}, or choose another --output"
+        ) from error
+    names = [name for name in {**own, **found} if own.get(name) != found.get(name)]
+    if names:
+        raise ValueError(
+            f"{directory} holds another ablation, which differs in {', '.join(names)}: choose "
+            "another --output"
+        )
+
+
+_OF_ROWS = ("encoding", "absolute", "seed", "sha256")

@@ -1,0 +1,125 @@
+"""How much of a model's attention its encodings are: what changes without them."""
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from irpe.adapters.equipped import (
+    attentions_if_any,
+    encoding_of,
+    equipped_blocks,
+    generator_of,
+)
+from irpe.nn.encoding import RelativePositionEncoding, Rotate
+from irpe.ops.shapes import Tokens
+
+NEXT_TO_NOTHING = 0.02  # an effect below which an encoding cannot explain a result
+
+
+def measure_effect(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, float]:
+    """Returns the effect of each encoding of a model on some images, by the attention's name.
+
+    It is the norm of the change of an attention's output when all its tables are zero, relative to
+    the norm of that output: 0 for tables that are zero, and about 1 where the encoding decides what
+    is attended to. Queries, keys and values stay the same. An encoding that acts from the start is
+    compared with attention without it. For a position generator (cpvt) it is the norm of what it
+    adds, relative to the tokens.
+
+    Args:
+        model: An equipped model; its training mode is as before afterwards.
+        inputs: What it is called with.
+        keywords: What it is called with by name.
+    """
+    was_training = [(module, module.training) for module in model.modules()]
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    with torch.no_grad(), _comparing(model, sums):
+        try:
+            model.eval()(*inputs, **keywords)
+        finally:
+            for module, mode in was_training:
+                module.training = mode
+    return {name: (change / whole) ** 0.5 for name, (change, whole) in sums.items() if whole}
+
+
+def mean_effect(effects: dict[str, float]) -> float | None:
+    """Returns the mean over the attentions; `None` where there are none."""
+    return sum(effects.values()) / len(effects) if effects else None
+
+
+def warn_of_effect(effect: float) -> list[str]:
+    """Returns what to say of an effect that is next to nothing, and nothing of a larger one."""
+    if effect >= NEXT_TO_NOTHING:
+        return []
+    return [
+        f"warning: the encoding is next to nothing ({effect:.2%} of the attention): results say "
+        "nothing about it; train longer, or raise the learning rate of its tables (table_lr)"
+    ]
+
+
+@contextmanager
+def _comparing(model: nn.Module, sums: dict[str, list[float]]) -> Generator[None]:
+    """Adds up the squared norms of changes and outputs, as long as the context lasts."""
+    modules: dict[str, nn.Module] = {
+        name: encoding_of(attention) for name, attention in attentions_if_any(model).items()
+    }
+    modules |= {name: generator_of(block) for name, block in equipped_blocks(model).items()}
+    handles: list[Any] = []
+    for name, module in modules.items():
+        handles.append(
+            module.register_forward_hook(
+                partial(_compare, without=_without(module), sums=sums[name]), with_kwargs=True
+            )
+        )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _compare(
+    _: nn.Module,
+    args: Any,
+    kwargs: Any,
+    output: Tensor,
+    *,
+    without: Callable[..., Tensor],
+    sums: list[float],
+) -> None:
+    """Adds the squared norms of a change and of an output to two sums."""
+    change = output.float() - without(*args, **kwargs).float()
+    sums[0] += float(change.square().sum())
+    sums[1] += float(output.float().square().sum())
+
+
+def _without(module: nn.Module) -> Callable[..., Tensor]:
+    """Returns what computes the output of a module without its encoding."""
+    if isinstance(module, RelativePositionEncoding) and not module.spec.keeps_output:
+        return _plain_attention
+    zero: Any = copy.deepcopy(module)
+    zero.reset_parameters()
+    return zero
+
+
+def _plain_attention(
+    q: Tokens,
+    k: Tokens,
+    v: Tokens,
+    *,
+    grid: object,
+    attn_mask: Tensor | None = None,
+    rotate: Rotate | None = None,
+    scale: float | None = None,
+    **_: object,
+) -> Tokens:
+    """Returns attention without an encoding; arguments as in `RelativePositionEncoding`."""
+    if rotate is not None:
+        q, k = rotate(q), rotate(k)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask, scale=scale)

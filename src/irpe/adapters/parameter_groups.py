@@ -1,0 +1,87 @@
+"""The parameters of a model in groups for an optimizer: weight decay, and a rate for tables."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from irpe.adapters.equipped import table_names
+from irpe.core.rates import TABLE_LR
+
+
+def parameter_groups(
+    model: nn.Module,
+    weight_decay: float,
+    lr: float | None = None,
+    table_lr: float | None = None,
+) -> list[dict[str, Any]]:
+    """Returns groups for an optimizer: parameters that decay, those that do not, and the tables.
+
+    Tables do not decay, nor do biases, norms and what the model's own `no_weight_decay` names.
+    They start at zero, and Adam moves an element by at most the learning rate in a step: in a short
+    training they need a higher rate than the weights. Groups carry it as `lr` alone, which the
+    schedulers of torch and timm keep in proportion to the model's.
+
+    Args:
+        model: An equipped model.
+        weight_decay: The decay of the first group.
+        lr: The learning rate of the model. Without it the groups carry no rate, and tables learn at
+            the optimizer's own, in the second group.
+        table_lr: The learning rate of the tables, as a multiple of `lr`. [`irpe.core.rates`]
+    """
+    tables = set(table_names(model))
+    if lr is None and table_lr is not None:
+        raise ValueError(
+            f"table_lr = {table_lr} is a multiple of lr, which is missing: pass lr= too"
+        )
+    factor = 1.0 if lr is None else TABLE_LR if table_lr is None else table_lr
+    rate = 1.0 if lr is None else lr
+    for name, value in {"lr": rate, "table_lr": factor}.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} = {value} must be a finite number greater than 0")
+
+    def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
+        decay = 0.0 if is_exempt(model, tables, name, parameter) else weight_decay
+        return rate * factor if name in tables else rate, decay
+
+    groups = group_parameters(model, settings)
+    groups.sort(key=lambda group: (group["lr"] != rate, -group["weight_decay"]))
+    return [_without_rate(group) for group in groups] if lr is None else groups
+
+
+def is_exempt(model: nn.Module, tables: set[str], name: str, parameter: nn.Parameter) -> bool:
+    """Returns whether a parameter has no weight decay: tables, biases, norms, the model's own.
+
+    Args:
+        model: The model.
+        tables: The names of its tables.
+        name: The parameter's name.
+        parameter: The parameter.
+    """
+    own: Any = getattr(model, "no_weight_decay", set[str])
+    return parameter.ndim <= 1 or name in tables or name in own()
+
+
+def group_parameters(
+    model: nn.Module, settings: Callable[[str, nn.Parameter], tuple[float, float]]
+) -> list[dict[str, Any]]:
+    """Returns a group for each pair of learning rate and weight decay, of what requires a gradient.
+
+    Args:
+        model: The model.
+        settings: Returns the rate and the decay of a parameter.
+    """
+    groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups[settings(name, parameter)].append(parameter)
+    return [
+        {"params": chosen, "lr": lr, "weight_decay": decay}
+        for (lr, decay), chosen in groups.items()
+    ]
+
+
+def _without_rate(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "lr"}

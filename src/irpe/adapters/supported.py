@@ -1,0 +1,57 @@
+"""Whether a model can be equipped, and why not if not."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from irpe.adapters.equip import find_attentions
+from irpe.adapters.plan import Request, check_sites
+from irpe.adapters.refusals import name_of
+from irpe.core.grid import Grid
+
+
+@dataclass(frozen=True)
+class Support:
+    """Whether a model can be equipped: true or false in an `if`, a sentence when printed.
+
+    Args:
+        attentions: The names of the attentions that would get an encoding; none if it cannot be.
+        reason: What they are, or why the model cannot be equipped.
+    """
+
+    attentions: tuple[str, ...]
+    reason: str
+
+    def __bool__(self) -> bool:
+        return bool(self.attentions)
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+def supported(model: nn.Module, grid: Sequence[int] | None = None) -> Support:
+    """Returns whether `irpe.equip` takes a model, and why not if not. The model stays as it is.
+
+    Args:
+        model: The model.
+        grid: As in `irpe.equip`, for models that do not know their own.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model {model!r} is not a torch.nn.Module")
+    shape = None if grid is None else Grid.of(grid).shape
+    try:
+        plan = find_attentions(model, Request(shape, None, "keep", "keep"))
+        check_sites(plan.sites)
+    except ValueError as error:
+        return Support((), str(error))
+    kinds = Counter(name_of(type(site.attention)) for site in plan.sites)
+    found = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    notes = ""
+    if any(site.rotates for site in plan.sites):
+        notes += "; they rotate queries and keys, tables meet these before"
+    if any(site.has_builtin_bias for site in plan.sites):
+        notes += "; they have a relative encoding of their own (builtin_bias=)"
+    reason = f"{type(model).__qualname__} can be equipped: {found}{notes}"
+    return Support(tuple(site.name for site in plan.sites), reason)

@@ -1,0 +1,102 @@
+"""The decomposed relative positions of ViTDet and SAM."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float
+from torch import Tensor
+
+from irpe.core.encodings.encoding import (
+    AttentionArguments,
+    HeadSize,
+    check_whole_number,
+    tables_by_role,
+    vector_table_macs,
+    vector_table_shapes,
+    zero_parameters,
+)
+from irpe.core.grid import Grid, grid_shape
+from irpe.core.index import Clip
+
+
+@dataclass(frozen=True)
+class Decomposed:
+    """`cross-contextual-k` with a table row for every offset, resized to the grid at hand.
+
+    b_ij = q_i . (p^y_dy + p^x_dx). On a grid of another size the rows are interpolated linearly,
+    each axis by itself, as ViTDet and SAM do; the prefix row stays. ViTDet and SAM add it to the
+    scaled scores: their tables times sqrt(d) are these.
+
+    Args:
+        size: The positions along an axis for which every offset has a row of its own.
+    """
+
+    size: int = 14
+    method: ClassVar[str] = "cross"
+    mode: ClassVar[str] = "contextual"
+    targets: ClassVar[str] = "k"
+    keeps_output: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_whole_number("size", self.size, 1)
+
+    def index_on(self, grid: Grid) -> Clip:
+        """Returns the identity on the longest axis."""
+        return Clip(max(1, max(grid.shape) - 1))
+
+    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+        """Returns the learned rows of each table, the prefix row included where there is one."""
+        return (2 * self.size - 1 + (num_prefix_tokens > 0),) * ndim
+
+    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+        """Returns a key table for each axis, for all heads."""
+        rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
+        return vector_table_shapes(self.targets, rows, 1, size.head_dim)
+
+    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sets the parameters to zero."""
+        zero_parameters(parameters)
+
+    def arguments_on(
+        self,
+        grid: Grid | Sequence[int],
+        parameters: Mapping[str, Tensor],
+        size: HeadSize,
+        like: Tensor,
+    ) -> AttentionArguments:
+        """Returns the tables, resized to the axes of the grid."""
+        shape = grid_shape(grid)
+        reach = max(1, max(shape) - 1)
+        resized = {
+            name: _resize(table, length, reach, size.num_prefix_tokens > 0)
+            for (name, table), length in zip(parameters.items(), shape, strict=True)
+        }
+        return AttentionArguments(tables_by_role(resized))
+
+    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
+        """Returns the cost of Eq. 27."""
+        return vector_table_macs(self.targets, shape, shape[-1], used_rows)
+
+    def __str__(self) -> str:
+        return f"decomposed@{self.size}"
+
+
+def _resize(
+    table: Float[Tensor, "1 rows dim"], length: int, reach: int, has_prefix: bool
+) -> Float[Tensor, "1 resized dim"]:
+    """Returns a table with a row for every offset of an axis, in the middle of those up to reach.
+
+    Args:
+        table: The learned rows.
+        length: The positions along the axis.
+        reach: The longest offset along any axis: the tables of all axes have as many rows.
+        has_prefix: Whether the last row is that of prefix tokens.
+    """
+    offsets, prefix = table.split([table.shape[1] - has_prefix, int(has_prefix)], dim=1)
+    if offsets.shape[1] != 2 * length - 1:
+        offsets = F.interpolate(offsets.mT, size=2 * length - 1, mode="linear").mT
+    margin = reach - (length - 1)
+    return torch.cat([F.pad(offsets, (0, 0, margin, margin)), prefix], dim=1)

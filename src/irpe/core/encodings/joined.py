@@ -1,0 +1,102 @@
+"""A rotation and an encoding with tables in one attention."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from irpe.core.encodings.alibi import Alibi2D
+from irpe.core.encodings.axial_deeplab import AxialDeepLab
+from irpe.core.encodings.decomposed import Decomposed
+from irpe.core.encodings.encoding import AttentionArguments, HeadSize
+from irpe.core.encodings.log_cpb import LogCPB
+from irpe.core.encodings.rope import RopeAxial, RopeMixed
+from irpe.core.encodings.sasa import Sasa
+from irpe.core.encodings.spec import RPESpec
+from irpe.core.grid import Grid
+from irpe.core.index import Index
+
+Rotary = RopeAxial | RopeMixed
+# Transformer-XL is not among them: it shifts the queries of the product itself.
+WithTables = RPESpec | Sasa | AxialDeepLab | Decomposed | LogCPB | Alibi2D
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Queries and keys are turned for their product; tables meet them before that.
+
+    A turned query times a table row would depend on where the query is, not on the offset alone.
+
+    Args:
+        rotation: The rotary part.
+        tables: The part with tables.
+    """
+
+    rotation: Rotary
+    tables: WithTables
+
+    @property
+    def method(self) -> str | None:
+        """The method of the tables."""
+        return self.tables.method
+
+    @property
+    def mode(self) -> str:
+        """The mode of the tables."""
+        return self.tables.mode
+
+    @property
+    def targets(self) -> str:
+        """The targets of the tables."""
+        return self.tables.targets
+
+    @property
+    def keeps_output(self) -> bool:
+        """Never: a rotation changes what a trained model returns."""
+        return False
+
+    def index_on(self, grid: Grid) -> Index | None:
+        """Returns the index function of the tables."""
+        return self.tables.index_on(grid)
+
+    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+        """Returns the rows of the tables."""
+        return self.tables.num_buckets(ndim, num_prefix_tokens)
+
+    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+        """Returns the shapes of both parts, whose names differ."""
+        return {**self.rotation.parameter_shapes(size), **self.tables.parameter_shapes(size)}
+
+    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sets the parameters of both parts to their initial values."""
+        for part, own in zip((self.rotation, self.tables), _split(parameters), strict=True):
+            part.initialize(own)
+
+    def arguments_on(
+        self,
+        grid: Grid | Sequence[int],
+        parameters: Mapping[str, Tensor],
+        size: HeadSize,
+        like: Tensor,
+    ) -> AttentionArguments:
+        """Returns the rotation of the one part and the tables of the other."""
+        of_rotation, of_tables = _split(parameters)
+        rotation = self.rotation.arguments_on(grid, of_rotation, size, like).rotation
+        return self.tables.arguments_on(grid, of_tables, size, like)._replace(rotation=rotation)
+
+    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
+        """Returns the cost of both parts."""
+        of_rotation = self.rotation.extra_macs(shape, grid, used_rows)
+        return of_rotation + self.tables.extra_macs(shape, grid, used_rows)
+
+    def __str__(self) -> str:
+        return f"{self.rotation}+{self.tables}"
+
+
+def _split(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Returns the parameters of the rotation, then those of the tables."""
+    is_rotary = {name: name == "frequencies" for name in parameters}
+    return (
+        {name: parameters[name] for name in parameters if is_rotary[name]},
+        {name: parameters[name] for name in parameters if not is_rotary[name]},
+    )

@@ -1,0 +1,117 @@
+"""Swin v2's continuous bias: a small network of log-spaced offsets."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from irpe.core.constants import built_once, traced_as_constant
+from irpe.core.encodings.encoding import AttentionArguments, HeadSize, check_whole_number
+from irpe.core.grid import Grid, grid_shape
+
+_HIDDEN = 512
+_REACH = 8  # offsets are stretched to -8 .. 8 before the logarithm, biases bounded by 8
+
+
+@dataclass(frozen=True)
+class LogCPB:
+    """Swin v2's log-spaced continuous position bias, one for each head.
+
+    b_ij = sqrt(d) 8 tanh(f(offset) / 2), f a network with one hidden layer of 512 units: Swin v2's
+    16 sigmoid(f) less 8, a constant that the softmax does not see. Its last layer starts at zero.
+    Every pair with a prefix token has a learned bias of its own.
+
+    Args:
+        size: The positions along an axis on which the offsets are spaced; `None` takes the grid at
+            hand. With the size of the training grid, larger grids extrapolate.
+    """
+
+    size: int | None = None
+    method: ClassVar[str] = "product"
+    mode: ClassVar[str] = "bias"
+    targets: ClassVar[str] = "k"
+    keeps_output: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            check_whole_number("size", self.size, 2)
+
+    def index_on(self, grid: Grid) -> None:
+        """Returns no index: every offset of a grid has a row of its own."""
+
+    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+        """Returns the learned rows: the one for prefix tokens."""
+        return (int(num_prefix_tokens > 0),)
+
+    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+        """Returns the network, and the bias of prefix tokens if there are any."""
+        shapes: dict[str, tuple[int, ...]] = {
+            "hidden_weight": (_HIDDEN, size.ndim),
+            "hidden_bias": (_HIDDEN,),
+            "last_weight": (size.num_heads, _HIDDEN),
+        }
+        return {**shapes, "prefix_rows": (size.num_heads, 1)} if size.num_prefix_tokens else shapes
+
+    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
+        """Sets the hidden layer as `nn.Linear` does, the rest to zero: so is the bias then."""
+        bound = parameters["hidden_weight"].shape[1] ** -0.5
+        for name, parameter in parameters.items():
+            if name.startswith("hidden"):
+                nn.init.uniform_(parameter, -bound, bound)
+            else:
+                nn.init.zeros_(parameter)
+
+    def arguments_on(
+        self,
+        grid: Grid | Sequence[int],
+        parameters: Mapping[str, Tensor],
+        size: HeadSize,
+        like: Tensor,
+    ) -> AttentionArguments:
+        """Returns the bias of every offset on the grid."""
+        weight = parameters["hidden_weight"]
+        offsets = log_offsets(grid, self.size, weight.device, weight.dtype)
+        hidden = (offsets @ weight.T + parameters["hidden_bias"]).relu()
+        bias = _REACH * (parameters["last_weight"] @ hidden.T / 2).tanh()  # heads, offsets
+        if size.num_prefix_tokens:
+            bias = torch.cat([bias, parameters["prefix_rows"]], dim=1)
+        return AttentionArguments({"bias_tables": [bias * size.head_dim**0.5]})
+
+    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
+        """Returns the cost of the network on every offset."""
+        offsets = math.prod(2 * size - 1 for size in grid.shape)
+        return offsets * _HIDDEN * (grid.ndim + shape[1])
+
+    def __str__(self) -> str:
+        return "log-cpb" if self.size is None else f"log-cpb@{self.size}"
+
+
+def log_offsets(
+    grid: Grid | Sequence[int], size: int | None, device: torch.device, dtype: torch.dtype
+) -> Float[Tensor, "offsets axes"]:
+    """Returns sign(x) log(1 + |x|) / log(8) of every offset, x stretched so that size - 1 is 8.
+
+    Equal arguments get the same tensor; do not write to it.
+    """
+    return _constant_offsets(grid_shape(grid), size, device, dtype)
+
+
+@traced_as_constant
+def _constant_offsets(
+    shape: tuple[int, ...], size: int | None, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    return _cached_offsets(Grid.of(shape), size, device, dtype)
+
+
+@built_once(maxsize=16)
+def _cached_offsets(
+    grid: Grid, size: int | None, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    longest = torch.tensor([max(1, (size or length) - 1) for length in grid.shape])
+    stretched = grid.distinct_offsets().flatten(0, -2).double() / longest * _REACH
+    spaced = stretched.sign() * stretched.abs().log1p() / math.log(_REACH)
+    return spaced.to(device, dtype)

@@ -1,0 +1,101 @@
+"""Encodings that have a name of their own, and the value after the `@` that some of them take."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from irpe.core.encodings.alibi import Alibi2D
+from irpe.core.encodings.axial_deeplab import AxialDeepLab
+from irpe.core.encodings.between_blocks import CPVT, NoEncoding
+from irpe.core.encodings.decomposed import Decomposed
+from irpe.core.encodings.joined import Rotary, WithTables
+from irpe.core.encodings.log_cpb import LogCPB
+from irpe.core.encodings.rope import RopeAxial, RopeMixed
+from irpe.core.encodings.sasa import Sasa
+from irpe.core.encodings.spec import RPESpec
+from irpe.core.encodings.transformer_xl import TransformerXL
+from irpe.core.index import Clip
+
+Named = WithTables | TransformerXL | Rotary | CPVT | NoEncoding
+
+
+class _Entry(NamedTuple):
+    """What a name stands for.
+
+    Args:
+        default: The encoding without a value after the name.
+        with_size: Makes it from a whole number after the `@`, if it takes one.
+        with_base: Makes it from a real number after the `@`, if it takes one.
+    """
+
+    default: Named
+    with_size: Callable[[int], Named] | None = None
+    with_base: Callable[[float], Named] | None = None
+
+
+def bias_table(size: int) -> RPESpec:
+    """Returns a scalar for each offset and head, for axes of up to `size` positions.
+
+    Swin's bias in windows of that size, and BEiT's.
+    """
+    return RPESpec("product", "bias", "k", Clip(max(1, size - 1)), shared_heads=False)
+
+
+NAMED: dict[str, _Entry] = {
+    "shaw": _Entry(RPESpec("product", "contextual", "k", Clip(3))),
+    "huang": _Entry(RPESpec("product", "contextual", "qk", Clip(3), tied=True)),
+    "sasa": _Entry(Sasa(), with_size=Sasa),
+    "transformer-xl": _Entry(TransformerXL()),
+    "axial-deeplab": _Entry(AxialDeepLab(), with_size=AxialDeepLab),
+    "cpvt": _Entry(CPVT()),
+    "rope-axial": _Entry(RopeAxial(), with_base=RopeAxial),
+    "rope-mixed": _Entry(RopeMixed(), with_base=RopeMixed),
+    "decomposed": _Entry(Decomposed(), with_size=Decomposed),
+    "bias-table": _Entry(bias_table(14), with_size=bias_table),
+    "log-cpb": _Entry(LogCPB(), with_size=LogCPB),
+    "alibi-2d": _Entry(Alibi2D()),
+    "none": _Entry(NoEncoding()),
+}
+
+
+def parse_named(text: str) -> Named:
+    """Returns the encoding of a name, with its value and options; the name is one of `NAMED`."""
+    head, *options = text.split("+")
+    name, at, value = head.partition("@")
+    encoding = _with_value(name, value) if at else NAMED[name].default
+    for option in options:
+        if option != "normalized" or not isinstance(encoding, RopeAxial):
+            raise ValueError(f"encoding {text!r}: {_why_not(name, option, encoding)}")
+        encoding = RopeAxial(encoding.base, normalized=True)
+    return encoding
+
+
+def _why_not(name: str, option: str, encoding: Named) -> str:
+    if option == "normalized":
+        return f"{name} has no normalized coordinates; 'rope-axial' has"
+    written = f", write {encoding}+{option}" if isinstance(encoding, RPESpec) else ""
+    return f"{name} has no option {option!r}, METHOD-MODE-TARGETS has{written}"
+
+
+def _with_value(name: str, value: str) -> Named:
+    entry = NAMED[name]
+    if entry.with_size is not None:
+        if not value.isdecimal():
+            raise ValueError(f"encoding '{name}@{value}': {value!r} must be a whole number")
+        return entry.with_size(int(value))
+    if entry.with_base is not None:
+        return entry.with_base(_to_number(name, value))
+    other = f": it is {entry.default}, write that with another index"
+    has_other = str(entry.default) != name
+    raise ValueError(
+        f"encoding '{name}@{value}': {name} takes no number{other if has_other else ''}"
+    )
+
+
+def _to_number(name: str, value: str) -> float:
+    is_plain = value.replace(".", "", 1).isdecimal()
+    if not is_plain:
+        raise ValueError(
+            f"encoding '{name}@{value}': {value!r} must be a number greater than 1, the base of "
+            "the frequencies"
+        )
+    return float(value)

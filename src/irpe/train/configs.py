@@ -1,0 +1,11 @@
+"""The configurations of all tasks, by the name of the task; torch is not needed to read them."""
+
+from collections.abc import Mapping
+
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.detection.config import DetectorConfig
+
+Config = ClassifierConfig | DetectorConfig
+CONFIGS: Mapping[str, type[Config]] = {
+    config.task: config for config in (ClassifierConfig, DetectorConfig)
+}

@@ -1,0 +1,79 @@
+"""What a run is, before it starts, and whether its encoding does anything."""
+
+import os
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from irpe.adapters.effect import mean_effect, measure_effect
+from irpe.train.config import RunConfig
+from irpe.train.sampling import Batches, EveryImage, make_loader
+from irpe.train.task import Task
+
+_MEASURED = 16  # validation images
+_NAMED = 5  # classes
+
+
+def effect_on_images(task: Task, model: nn.Module, accelerator: Accelerator) -> float | None:
+    """Returns how much of the attention a run's encoding is, on a few validation images.
+
+    Args:
+        task: The task, with its images.
+        model: The model, on the accelerator's device.
+        accelerator: Knows the device and the precision.
+
+    Returns:
+        The mean over the attentions (`irpe.adapters.effect`); `None` without an encoding.
+    """
+    if task.config.encoding == "none":
+        return None
+    sampler = EveryImage(len(task.val_images.source), 1, 0)
+    batches = Batches(sampler, 0, min(_MEASURED, len(sampler)))
+    batch = next(iter(make_loader(task.val_images, batches, 0)))
+    with accelerator.autocast():
+        return mean_effect(measure_effect(model, **task.model_inputs(batch, accelerator.device)))
+
+
+def describe_run(task: Task, num_parameters: int, device: torch.device) -> dict[str, str]:
+    """Returns what a run is, in words, by the name of each fact.
+
+    Args:
+        task: The task, with its data.
+        num_parameters: The learned parameters of the model.
+        device: Where it is trained.
+    """
+    config = task.config
+    absolute = {"keep": "as the model has it", "none": "none", "sinusoid": "sinusoid"}
+    return {
+        "model": f"{task.model_name}, {num_parameters:,} parameters",
+        "encoding": f"relative {config.encoding}, absolute {absolute[config.absolute]}",
+        **describe_data(task),
+        "device": describe_device(device),
+        "budget": describe_budget(config),
+    }
+
+
+def describe_data(task: Task) -> dict[str, str]:
+    """Returns the images and the classes of a task, in words."""
+    classes, config = task.config.classes, task.config
+    names = ", ".join(classes[:_NAMED]) + (", ..." if len(classes) > _NAMED else "")
+    train, val = len(task.images.source), len(task.val_images.source)
+    return {
+        "images": f"{train:,} to train on, {val:,} to evaluate on ({config.data})",
+        "classes": f"{len(classes)}: {names}",
+    }
+
+
+def describe_device(device: torch.device) -> str:
+    """Returns a device, its threads and the number of processes, in words."""
+    threads = torch.get_num_threads()
+    shown = f", {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else ""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    return f"{device}{shown}{f', {processes} processes' if processes > 1 else ''}"
+
+
+def describe_budget(config: RunConfig) -> str:
+    """Returns the epochs, the batch and the learning rates of a run, in words."""
+    rates = f"learning rate {config.lr:g} ({config.table_lr:g} times that for tables)"
+    return f"{config.epochs} epoch{'s' * (config.epochs > 1)}, batch {config.batch_size}, {rates}"

@@ -1,0 +1,231 @@
+"""transformers' vision transformers, each in what it has of its own."""
+
+import pytest
+import torch
+import transformers
+from adapters.hosts.transformers.families import FAMILIES, TOWER, build, make_pair, predict
+from adapters.hosts.transformers.test_families import SPEC, equipped, randomize
+from adapters.small_models import images, state_of
+
+import irpe
+from irpe.adapters.equipped import equipped_attentions
+from irpe.core.sinusoid import sinusoid
+
+
+@pytest.mark.parametrize("name", ["CLIP", "Siglip"])
+def test_the_text_tower_and_the_pooling_head_stay_as_they_are(name):
+    model = make_pair(name)()
+    inputs = {"pixel_values": images(), "input_ids": torch.tensor([[1, 5, 3, 2]])}
+    before, expected = state_of(model.text_model), model(**inputs)
+    irpe.equip(model, SPEC)
+    assert state_of(model.text_model) == before
+    attentions = irpe.summary(model).attentions
+    assert {each.name.partition(".")[0] for each in attentions} == {"vision_model"}
+    assert {each.grid for each in attentions} == {(4, 4)}
+    actual = model(**inputs)
+    torch.testing.assert_close(actual.image_embeds, expected.image_embeds, rtol=1e-4, atol=1e-4)
+    changed = randomize(model)(**inputs)
+    assert torch.equal(changed.text_embeds, expected.text_embeds)
+    assert (changed.image_embeds - expected.image_embeds).abs().max() > 0.01
+    assert not any(".rpe." in n for n, _ in model.vision_model.named_modules() if "head" in n)
+
+
+PATCHIFIED = {**TOWER, "num_patches": 16}
+del PATCHIFIED["image_size"]
+
+
+def patchified(grid, patches=None):
+    """Inputs of SigLIP 2: patches of images, and their grids."""
+    patches = grid[0] * grid[1] if patches is None else patches
+    mask = torch.arange(patches)[None] < grid[0] * grid[1]
+    return {
+        "pixel_values": torch.randn(1, patches, 192, generator=torch.Generator().manual_seed(0)),
+        "pixel_attention_mask": mask.long(),
+        "spatial_shapes": torch.tensor([grid]),
+    }
+
+
+def make_siglip2():
+    return build("Siglip2VisionModel", "Siglip2VisionConfig", **PATCHIFIED)
+
+
+def test_siglip2_gets_a_grid_and_images_of_that_grid_alone():
+    model, inputs = make_siglip2(), patchified((2, 5))
+    before = state_of(model)
+    with pytest.raises(ValueError, match=r"Siglip2VisionModel gets patches.*pass grid="):
+        irpe.equip(model, SPEC)
+    assert state_of(model) == before
+    expected = predict(model, inputs)
+    irpe.equip(model, SPEC, grid=(2, 5))
+    torch.testing.assert_close(predict(model, inputs), expected, rtol=1e-4, atol=1e-4)
+    assert (predict(randomize(model), inputs) - expected).abs().max() > 0.01
+    for other in (patchified((5, 2)), patchified((2, 5), patches=16)):
+        with pytest.raises(ValueError, match=r"equipped with grid=\(2, 5\)"):
+            model(**other)
+
+
+def test_sizes_that_the_host_refuses_leave_no_grid_behind():
+    model = equipped(FAMILIES["CLIP"])
+    inputs = FAMILIES["CLIP"].inputs((40, 16))
+    expected = predict(model, inputs)
+    with pytest.raises(ValueError, match="doesn't match model"):
+        model(images(16, 40))
+    assert torch.equal(predict(model, inputs), expected)
+
+
+@pytest.mark.parametrize("name", ["CLIP", "SigLIP", "ViTMSN", "AST"])
+@pytest.mark.parametrize("absolute", ["none", "sinusoid"])
+def test_absolute_encodings_are_replaced(name, absolute):
+    family = FAMILIES[name]
+    model, plain = irpe.equip(family.make(), SPEC, absolute=absolute), family.make()
+    learned = next(p for n, p in plain.named_parameters() if "position_embedding" in n)
+    grid = (2, 5) if name == "AST" else (4, 4)
+    with torch.no_grad():
+        learned.zero_()
+        if absolute == "sinusoid":
+            learned[..., -grid[0] * grid[1] :, :] = sinusoid(grid, learned.shape[-1])
+    inputs = family.inputs(list(family.sizes)[-1])
+    torch.testing.assert_close(predict(model, inputs), predict(plain, inputs), rtol=1e-4, atol=1e-4)
+    assert not any("position_embedding" in each for each in model.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("DINOv3", "DINOv3ViTModel has no absolute encoding to replace; use 'keep'"),
+        ("BEiT", "BeitModel has no absolute encoding to replace; use 'keep'"),
+        ("YOLOS", "is that of its detection tokens too; use 'keep'"),
+        ("SAM", None),
+        ("RT-DETR", "has a fixed sinusoid already; use 'keep' or 'none'"),
+    ],
+)
+def test_absolute_encodings_that_cannot_be_replaced(name, message):
+    model = FAMILIES[name].make(**({"use_abs_pos": False} if name == "SAM" else {}))
+    before = state_of(model)
+    message = message or "SamVisionEncoder has no absolute encoding to replace; use 'keep'"
+    with pytest.raises(ValueError, match=message):
+        irpe.equip(model, SPEC, absolute="sinusoid")
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({}, "layers"),
+        ({"use_relative_position_bias": False, "use_shared_relative_position_bias": True}, "model"),
+    ],
+)
+def test_the_bias_of_beit_is_kept_or_dropped(arguments, name):
+    family = FAMILIES["BEiT"]
+    inputs = family.inputs()
+    kept = irpe.equip(family.make(**arguments), SPEC)
+    dropped = irpe.equip(family.make(**arguments), SPEC, builtin_bias="drop")
+    plain = family.make(**arguments)
+    torch.testing.assert_close(predict(kept, inputs), predict(plain, inputs), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        biases = [p for n, p in plain.named_parameters() if "position_bias" in n]
+        assert len(biases) == (2 if name == "layers" else 1)
+        for bias in biases:
+            bias.zero_()
+    expected = predict(plain, inputs)
+    torch.testing.assert_close(predict(dropped, inputs), expected, rtol=1e-4, atol=1e-4)
+    assert (predict(kept, inputs) - expected).abs().max() > 0.001
+    assert not any("position_bias" in each for each in dropped.state_dict())
+
+
+def test_detection_tokens_share_the_row_of_the_class_token():
+    """Filled with one vector, the last row acts on all pairs with a token that is not a patch."""
+    model = irpe.equip(FAMILIES["YOLOS"].make(num_hidden_layers=1), "product-contextual-k@clip1")
+    (attention,) = equipped_attentions(model).values()
+    with torch.no_grad():
+        attention.rpe.key_tables[0][:, -1] = 1.0
+    q = torch.randn(1, 2, 16, 16)
+    scores = attention.rpe.scores(q.roll(5, 2), q, grid=(2, 5)).roll((-5, -5), (-2, -1))
+    patches = slice(1, 11)
+    assert not scores[:, :, patches, patches].any()
+    expected = q.sum(-1, keepdim=True).expand(-1, -1, -1, 16).clone()
+    expected[:, :, patches, patches] = 0
+    torch.testing.assert_close(scores, expected)
+
+
+def test_one_implementation_for_a_whole_model():
+    """Attentions without tables are computed as by "sdpa", and masks arrive."""
+    model = equipped(FAMILIES["Conditional DETR"], layers=[1])
+    x, mask = images(96, 160), torch.ones(2, 96, 160)
+    mask[0, :, 96:] = 0
+    expected = model(x, pixel_mask=mask)
+    model.set_attn_implementation("irpe")
+    actual = model(x, pixel_mask=mask)
+    torch.testing.assert_close(actual.logits, expected.logits)
+    torch.testing.assert_close(actual.pred_boxes, expected.pred_boxes)
+    assert (model(x).logits - expected.logits).abs().max() > 0.001
+
+
+@pytest.mark.parametrize("name", ["RT-DETR", "RT-DETR v2", "D-FINE"])
+def test_the_decoder_keeps_its_attentions(name):
+    model = FAMILIES[name].make()
+    before = state_of(model.model.decoder)
+    irpe.equip(model, SPEC)
+    assert state_of(model.model.decoder) == before
+    assert all(
+        each.name.startswith("model.encoder.aifi.0.") for each in irpe.summary(model).attentions
+    )
+    assert irpe.summary(model).attentions[0].grid is None
+
+
+def test_no_absolute_encoding_in_a_hybrid_encoder():
+    family = FAMILIES["RT-DETR"]
+    model, plain = irpe.equip(family.make(), SPEC, absolute="none"), family.make()
+    plain.model.encoder.aifi[0].eval_size = (96, 160)  # with which the library leaves it out
+    inputs = family.inputs()
+    torch.testing.assert_close(predict(model, inputs), predict(plain, inputs), rtol=1e-4, atol=1e-4)
+    assert (predict(model, inputs) - predict(family.make(), inputs)).abs().max() > 0.001
+
+
+def test_hosts_that_rotate_refuse_encodings_that_do():
+    model = FAMILIES["DINOv3"].make()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=r"rotates queries and keys, as model\.layer\.0"):
+        irpe.equip(model, "rope-axial")
+    assert state_of(model) == before
+    irpe.equip(FAMILIES["CLIP"].make(), "rope-axial")
+
+
+def test_layers_are_equipped_one_after_the_other():
+    for name in ("DINOv3", "RT-DETR"):
+        family = FAMILIES[name]
+        model, other = equipped(family), family.make()
+        for layer in (1, 0):
+            irpe.equip(other, SPEC, layers=[layer])
+        other.load_state_dict(model.state_dict())
+        for size in family.sizes:
+            assert torch.equal(
+                predict(other, family.inputs(size)), predict(model, family.inputs(size))
+            )
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantised_projections_are_refused():
+    model = FAMILIES["SigLIP"].make()
+    attention = model.encoder.layers[1].self_attn
+    plain = attention.v_proj
+    attention.v_proj = torch.ao.nn.quantized.dynamic.Linear(*plain.weight.shape[::-1])
+    weight = torch.quantize_per_tensor(plain.weight.detach(), 0.01, 0, torch.qint8)
+    attention.v_proj.set_weight_bias(weight, plain.bias.detach())
+    before = state_of(model)
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.v_proj is a .*quantised"):
+        irpe.equip(model, SPEC)
+    assert state_of(model) == before
+    irpe.equip(model, SPEC, layers=[0])
+
+
+def test_models_that_contain_a_tower():
+    config = transformers.DPTConfig(
+        backbone_config=transformers.Dinov2Config(
+            **{**TOWER, "out_features": ["stage1", "stage2"], "reshape_hidden_states": False}
+        ),
+        neck_hidden_sizes=[8, 8], fusion_hidden_size=8, num_labels=3, reassemble_factors=[1, 1],
+    )  # fmt: skip
+    model = transformers.DPTForDepthEstimation(config).eval()
+    irpe.equip(model, SPEC)
+    assert len(irpe.summary(model).attentions) == 2

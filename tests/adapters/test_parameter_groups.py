@@ -1,0 +1,106 @@
+"""How tables reach an optimizer: without decay, at a rate of their own that schedulers keep."""
+
+import copy
+import re
+
+import pytest
+import torch
+from adapters.small_models import make_encoder, make_swin, make_vit
+from timm.optim import create_optimizer_v2
+from timm.scheduler.cosine_lr import CosineLRScheduler
+from torch import nn
+
+import irpe
+from irpe.core.rates import TABLE_LR
+
+SPEC = "product-contextual-qkv"
+MODELS = {
+    "vit": lambda: irpe.equip(make_vit(), "cross-bias-k+unshared"),
+    "swin": lambda: irpe.equip(make_swin(), SPEC),
+    "encoder": lambda: irpe.equip(make_encoder(), "product-bias-k+unshared", grid=(2, 3)),
+    "attention": lambda: irpe.equip(nn.MultiheadAttention(16, 2), "cross-bias-k", grid=(2, 3)),
+}
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_parameter_groups_hold_each_parameter_once(make):
+    model = make()
+    frozen = next(iter(model.parameters())).requires_grad_(False)
+    decayed, kept = irpe.parameter_groups(model, weight_decay=0.1)
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+    by_id = {id(p): name for name, p in model.named_parameters() if p is not frozen}
+    decayed, kept = ([by_id.pop(id(p)) for p in group["params"]] for group in (decayed, kept))
+    assert not by_id
+    pattern = r"(^|\.)rpe\.|bias|norm|pos_embed|cls_token"
+    assert decayed
+    assert not [name for name in decayed if re.search(pattern, name)]
+    assert not [name for name in kept if not re.search(pattern, name)]
+    torch.optim.AdamW(irpe.parameter_groups(model, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("make", [MODELS["vit"], MODELS["swin"]], ids=["vit", "swin"])
+@pytest.mark.parametrize("twin", [lambda m: m, copy.deepcopy], ids=["itself", "copy"])
+@pytest.mark.parametrize("arguments", [{}, {"layer_decay": 0.75}], ids=str)
+def test_optimizers_of_timm_do_not_decay_tables(make, twin, arguments):
+    plain, model = make_vit() if make is MODELS["vit"] else make_swin(), twin(make())
+    tables = {name for name in model.state_dict() if ".rpe." in name}
+    assert model.no_weight_decay() == tables | plain.no_weight_decay()
+    optimizer = create_optimizer_v2(model, opt="adamw", weight_decay=0.1, **arguments)
+    decay = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    for name, parameter in model.named_parameters():
+        if name in tables:
+            assert decay[id(parameter)] == 0
+        if name.endswith("qkv.weight"):
+            assert decay[id(parameter)] > 0
+
+
+def test_no_weight_decay_of_a_copy_is_about_the_copy():
+    model = irpe.equip(make_vit(), SPEC, layers=[0])
+    twin = irpe.equip(copy.deepcopy(model), SPEC, layers=[1])
+    assert len(twin.no_weight_decay()) == len(model.no_weight_decay()) + 3
+
+
+def rates(groups):
+    return [group.get("lr") for group in groups]
+
+
+def test_tables_get_a_rate_of_their_own():
+    model = irpe.equip(make_vit(), SPEC)
+    tables = {id(p) for name, p in model.named_parameters() if ".rpe." in name}
+    for arguments, factor in (({}, TABLE_LR), ({"table_lr": 7}, 7)):
+        groups = irpe.parameter_groups(model, 0.1, lr=1e-2, **arguments)
+        assert rates(groups) == [1e-2, 1e-2, 1e-2 * factor]
+        assert [group["weight_decay"] for group in groups] == [0.1, 0, 0]
+        assert {id(p) for p in groups[2]["params"]} == tables
+    assert rates(irpe.parameter_groups(model, 0.1)) == [None, None]
+    assert rates(irpe.parameter_groups(model, 0.1, lr=1e-2, table_lr=1)) == [1e-2, 1e-2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"table_lr": 3.0}, r"table_lr = 3\.0 is a multiple of lr, which is missing: pass lr="),
+        ({"lr": 1e-3, "table_lr": 0}, "table_lr = 0 must be a finite number greater than 0"),
+        ({"lr": 1e-3, "table_lr": -2.0}, r"table_lr = -2\.0 must be"),
+        ({"lr": 1e-3, "table_lr": float("nan")}, "table_lr = nan must be"),
+        ({"lr": float("inf")}, "lr = inf must be"),
+    ],
+)
+def test_rates_that_are_not_positive_are_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        irpe.parameter_groups(irpe.equip(make_vit(), SPEC), 0.1, **arguments)
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+def test_schedulers_of_torch_and_timm_keep_the_proportion():
+    groups = irpe.parameter_groups(irpe.equip(make_vit(), SPEC), 0.1, lr=1e-2, table_lr=5)
+    of_torch = torch.optim.AdamW(copy.deepcopy(groups))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(of_torch, 10)
+    of_timm = create_optimizer_v2(copy.deepcopy(groups), opt="adamw", lr=1e-2)
+    timm_schedule = CosineLRScheduler(of_timm, t_initial=10, warmup_t=3, warmup_lr_init=0)
+    for step in range(1, 9):
+        schedule.step()
+        timm_schedule.step(step)
+        for optimizer in (of_torch, of_timm):
+            plain, _, tables = rates(optimizer.param_groups)
+            assert tables == pytest.approx(5 * plain)

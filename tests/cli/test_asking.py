@@ -1,0 +1,54 @@
+"""`irpe encodings` and `irpe models`: what there is, and what can be equipped."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("timm", reason="needs the extra 'timm'")
+
+from irpe.cli.app import app
+from irpe.core.encodings import NAMES
+from irpe.profile.catalogue import catalogue
+from irpe.profile.cost import count
+
+DEIT_S = "deit_small_patch16_224"
+
+
+def ask(*arguments):
+    done = CliRunner().invoke(app, [*arguments], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_every_encoding_is_listed_within_80_columns():
+    output = ask("encodings")
+    first_words = {line.split()[0] for line in output.splitlines() if line}
+    assert {*NAMES, "product-contextual-qkv", "cross-contextual-k"} <= first_words
+    assert max(map(len, output.splitlines())) < 80
+    listed = json.loads(ask("encodings", "--format", "json"))["rows"]
+    assert [entry["encoding"] for entry in listed] == [entry.encoding for entry in catalogue()]
+    starred = {line.split()[0] for line in output.splitlines() if line.split()[1:2] == ["*"]}
+    assert starred == {"cpvt", "rope-axial", "rope-mixed", "alibi-2d"}
+
+
+@pytest.mark.parametrize("text", ["product-contextual-qkv", "cpvt", "rope-mixed", "log-cpb"])
+def test_the_listed_costs_are_those_of_the_model(text):
+    (listed,) = (entry for entry in catalogue() if entry.encoding == text)
+    plain, encoded = count(DEIT_S, "none"), count(DEIT_S, text)
+    assert listed.extra_parameters == encoded.parameters - plain.parameters
+    assert listed.extra_macs == encoded.macs - plain.macs
+
+
+def test_families_and_single_models():
+    output = ask("models")
+    assert "timm" in output
+    assert "torchvision" in output
+    output = ask("models", "deit_tiny_patch16_224", "resnet18")
+    assert "deit_tiny_patch16_224: yes" in output
+    assert "12 x timm.layers.attention.Attention" in output
+    assert "resnet18: no" in output
+    assert max(map(len, output.splitlines())) < 80
+    told = json.loads(ask("models", "resnet18", "--json"))
+    assert not told["resnet18"]["supported"]
+    assert "no self-attention" in told["resnet18"]["reason"]

@@ -1,0 +1,339 @@
+"""Rotary, decomposed and continuous encodings, against loops over their equations and timm."""
+
+import copy
+import math
+import pickle
+
+import oracles_modern as modern
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from oracles_others import positions_of
+from pairs import all_pairs, text
+from torch import nn
+
+from irpe import RelativePositionEncoding, bucket_maps, rpe_attention
+
+HEADS, DIM = 2, 12
+ORACLES = {
+    "rope-axial": modern.rope_axial,
+    "rope-axial@7.5": lambda *on: modern.rope_axial(*on, base=7.5),
+    "rope-axial+normalized": modern.rope_axial_normalized,
+    "rope-mixed": modern.rope_mixed,
+    "decomposed@5": lambda *on: modern.decomposed(*on, size=5),
+    "log-cpb": modern.log_cpb,
+    "log-cpb@4": lambda *on: modern.log_cpb(*on, size=4),
+    "alibi-2d": lambda *on: modern.alibi(*on, heads=HEADS),
+}
+LEARNED = ["rope-mixed", "decomposed@5", "log-cpb", "rope-axial+product-contextual-qkv+unshared"]
+JOINED = [
+    "rope-axial+product-contextual-qkv@clip1",
+    "rope-mixed+decomposed@5",
+    "rope-axial+log-cpb",
+]
+GRIDS = [(3, 5), (1, 9), (1, 1), (7,), (2, 3, 4)]
+
+
+def make(name, grid, prefix, dtype=torch.float64, dim=DIM):
+    """An encoding with random parameters, and random queries, keys and values."""
+    generator = torch.Generator().manual_seed(0)
+    encoding = RelativePositionEncoding(name, HEADS, dim, prefix, len(grid), dtype=dtype)
+    for parameter in encoding.parameters():
+        numbers = torch.randn(parameter.shape, generator=generator, dtype=dtype)
+        parameter.data = numbers * 0.3
+    shape = (3, 2, HEADS, prefix + torch.Size(grid).numel(), dim)
+    qkv = torch.randn(shape, generator=generator, dtype=dtype)
+    return encoding, [x.clone().requires_grad_() for x in qkv]
+
+
+def nested(encoding):
+    learned = {}
+    for name, parameter in encoding.named_parameters():
+        role, is_table, _ = name.partition(".")
+        if is_table:
+            learned.setdefault(role, []).append(parameter[0].tolist())
+        else:
+            learned[name] = parameter.tolist()
+    return learned
+
+
+def loops(name, encoding, q, k, grid, prefix):
+    """b_ij of every image and head."""
+    positions, learned = positions_of(grid, prefix), nested(encoding)
+    scores = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
+    for head in range(HEADS):
+        score = ORACLES[name](learned, head, grid)
+        for image in range(len(q)):
+            rows, columns = (x[image, head].tolist() for x in (q, k))
+            scores[image, head] = torch.tensor(
+                [
+                    [score(a, b, x, y) for b, y in zip(columns, positions, strict=True)]
+                    for a, x in zip(rows, positions, strict=True)
+                ],
+                dtype=torch.float64,
+            )
+    return scores
+
+
+@pytest.mark.parametrize(
+    "factors", all_pairs(prefix=[0, 1, 5], grid=GRIDS, name=list(ORACLES)), ids=text
+)
+def test_the_loops_over_the_equation_agree(factors):
+    name, grid, prefix = factors["name"], factors["grid"], factors["prefix"]
+    if name == "rope-mixed" and len(grid) != 2:
+        with pytest.raises(ValueError, match=f"grid of {len(grid)} axes.*'rope-axial' takes any"):
+            make(name, grid, prefix)
+        return
+    encoding, (q, k, v) = make(name, grid, prefix)
+    expected = loops(name, encoding, q, k, grid, prefix)
+    torch.testing.assert_close(encoding.scores(q, k, grid=grid), expected, rtol=1e-9, atol=1e-9)
+    weights = ((q @ k.mT + expected) * 0.3).softmax(-1)
+    torch.testing.assert_close(encoding.weights(q, k, grid=grid, scale=0.3), weights)
+    torch.testing.assert_close(encoding(q, k, v, grid=grid, scale=0.3), weights @ v)
+
+
+@pytest.mark.parametrize("impl", ["reference", "plain", "whole", "blockwise", "auto"])
+@pytest.mark.parametrize("name", [*JOINED, "rope-mixed+alibi-2d"])
+def test_tables_meet_queries_and_keys_before_they_are_turned(name, impl):
+    """The rotation and the tables by hand: two modules, `rpe_attention` with both pairs."""
+    encoding, (q, k, v) = make(name, (3, 5), 1)
+    rotary, tables = (
+        RelativePositionEncoding(part, HEADS, DIM, 1).double() for part in name.split("+")
+    )
+    state = encoding.state_dict()
+    rotary.load_state_dict({key: state[key] for key in rotary.state_dict()})
+    tables.load_state_dict({key: state[key] for key in tables.state_dict()})
+    turned = (q @ k.mT + rotary.scores(q, k, grid=(3, 5)) + tables.scores(q, k, grid=(3, 5))) * 0.3
+    torch.testing.assert_close(encoding.weights(q, k, grid=(3, 5), scale=0.3), turned.softmax(-1))
+    leaves = [q, k, v, *encoding.parameters()]
+
+    def run(impl):
+        out = encoding(q, k, v, grid=(3, 5), impl=impl)
+        return out, *torch.autograd.grad((out * torch.arange(DIM)).sum(), leaves)
+
+    for actual, expected in zip(run(impl), run("reference"), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("name", ["rope-axial", "rope-mixed", *JOINED])
+def test_moving_all_positions_changes_no_score_of_patches(name):
+    """The same tokens in another place of a larger grid have the same scores among themselves."""
+    for prefix in (0, 1):
+        encoding, _ = make(name, (6, 8), prefix)
+        q, k = torch.randn(2, 1, HEADS, prefix + 48, DIM, dtype=torch.float64)
+        grid = torch.arange(48).view(6, 8)
+        here, there = grid[:3, :4].flatten() + prefix, grid[3:, 4:].flatten() + prefix
+        q[:, :, there], k[:, :, there] = q[:, :, here], k[:, :, here]
+        scores = encoding.scores(q, k, grid=(6, 8))
+        torch.testing.assert_close(scores[:, :, here][..., here], scores[:, :, there][..., there])
+        if prefix:  # the class token is not turned: it sees a move
+            assert not torch.allclose(scores[:, :, 0, here], scores[:, :, 0, there])
+
+
+def test_a_turned_query_in_the_tables_would_see_where_it_is():
+    encoding, (q, k, v) = make("rope-axial+product-contextual-k", (3, 5), 0)
+    right = encoding(q, k, v, grid=(3, 5))
+    rotary = RelativePositionEncoding("rope-axial", HEADS, DIM)
+    turned = rotary._on((3, 5), q, k)
+    maps = bucket_maps("product-contextual-k", (3, 5))
+    wrong = rpe_attention(turned.q, turned.k, v, maps, key_tables=[*encoding.key_tables])
+    by_hand = rpe_attention(
+        turned.q, turned.k, v, maps, key_tables=[*encoding.key_tables], table_q=q, table_k=k
+    )
+    torch.testing.assert_close(right, by_hand)
+    assert not torch.allclose(right, wrong)
+
+
+@pytest.mark.parametrize("name", ["decomposed", "bias-table", "log-cpb"])
+def test_a_trained_model_is_unchanged_at_the_start(name):
+    encoding, (q, k, v) = make(name, (3, 5), 1)
+    encoding.reset_parameters()
+    assert encoding.spec.keeps_output
+    torch.testing.assert_close(
+        encoding(q, k, v, grid=(3, 5)), F.scaled_dot_product_attention(q, k, v)
+    )
+
+
+@pytest.mark.parametrize("name", ["rope-axial", "rope-mixed", "alibi-2d", *JOINED])
+def test_the_others_say_that_the_output_changes(name):
+    encoding, (q, k, v) = make(name, (3, 5), 1)
+    encoding.reset_parameters()
+    assert not encoding.spec.keeps_output
+    plain = F.scaled_dot_product_attention(q, k, v)
+    assert not torch.allclose(encoding(q, k, v, grid=(3, 5)), plain)
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_every_parameter_learns_after_one_step(name):
+    encoding, qkv = make(name, (3, 5), 1)
+    encoding.reset_parameters()
+    before = [parameter.detach().clone() for parameter in encoding.parameters()]
+    for _ in range(2):
+        encoding.zero_grad()
+        encoding(*qkv, grid=(3, 5)).square().sum().backward()
+        with torch.no_grad():
+            for parameter in encoding.parameters():
+                parameter -= 0.01 * parameter.grad
+    for parameter, start in zip(encoding.parameters(), before, strict=True):
+        assert not torch.equal(parameter, start)
+
+
+@pytest.mark.parametrize("name", [*ORACLES, *JOINED])
+def test_copies_text_and_state_round_trips(name):
+    encoding, qkv = make(name, (3, 5), 1)
+    expected = encoding(*qkv, grid=(3, 5))
+    twin = RelativePositionEncoding(str(encoding.spec), HEADS, DIM, 1, dtype=torch.float64)
+    assert twin.spec == encoding.spec
+    twin.load_state_dict(encoding.state_dict())
+    for other in (twin, copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert torch.equal(other(*qkv, grid=(3, 5)), expected)
+
+
+@pytest.mark.parametrize("name", ["rope-axial", "rope-mixed+decomposed@5", "log-cpb", "alibi-2d"])
+def test_compile_without_a_graph_break_and_export(name):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoding, _ = make(name, (3, 5), 1, torch.float32)
+
+        def forward(self, q, k, v):
+            return self.encoding(q, k, v, grid=(3, 5))
+
+    model, (_, qkv) = Model(), make(name, (3, 5), 1, torch.float32)
+    expected = model(*qkv)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*qkv), expected)
+    torch._dynamo.reset()
+    program = torch.export.export(model, tuple(x.detach() for x in qkv))
+    torch.testing.assert_close(program.module()(*qkv), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", [*ORACLES, *JOINED])
+def test_other_dtypes(name, dtype):
+    exact, qkv = make(name, (3, 5), 1)
+    expected = exact(*qkv, grid=(3, 5))
+    actual = copy.deepcopy(exact).to(dtype)(*(x.to(dtype) for x in qkv), grid=(3, 5))
+    assert actual.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 0.1
+    assert (actual - expected).abs().max() <= tolerance * expected.abs().max()
+
+
+def test_inference_first_then_training():
+    for name in ("rope-axial@33", "rope-mixed@33", "log-cpb@33", "alibi-2d"):
+        encoding, qkv = make(name, (2, 5), 1)
+        with torch.inference_mode():
+            encoding(*qkv, grid=(2, 5))
+        encoding(*qkv, grid=(2, 5)).sum().backward()
+        assert all(x.grad.isfinite().all() for x in (*qkv, *encoding.parameters()))
+
+
+def test_heads_that_cannot_be_paired():
+    with pytest.raises(ValueError, match=r"rope-axial@100: heads of dimension 10.*multiple of 4"):
+        RelativePositionEncoding("rope-axial", 2, 10)
+    with pytest.raises(ValueError, match="multiple of 6"):
+        RelativePositionEncoding("rope-axial+product-contextual-k", 2, 16, ndim=3)
+    with pytest.raises(ValueError, match="multiple of 4"):
+        RelativePositionEncoding("rope-mixed", 2, 6)
+
+
+def test_a_rotation_alone_has_no_implementation_to_explain():
+    encoding, (q, k, v) = make("rope-axial", (3, 5), 1)
+    with pytest.raises(ValueError, match=r"rope-axial@100 has no tables.*scaled_dot_product"):
+        encoding.explain(q, k, v, grid=(3, 5))
+    joined, _ = make("rope-axial+product-contextual-k", (3, 5), 1)
+    assert joined.explain(q, k, v, grid=(3, 5))
+
+
+class TestTimm:
+    """The parts of timm that do the same."""
+
+    timm_layers = pytest.importorskip("timm.layers", reason="needs the extra 'timm'")
+
+    @staticmethod
+    def rotated(x, embedding, **arguments):
+        layers = TestTimm.timm_layers
+        return layers.apply_rot_embed_cat(x, embedding, **arguments)
+
+    def check(self, encoding, q, k, turned_q, turned_k, grid):
+        expected = turned_q @ turned_k.mT - q @ k.mT
+        actual = encoding.scores(q, k, grid=grid)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("base", [100, 10000])
+    def test_axial(self, base):
+        part = self.timm_layers.RotaryEmbeddingCat(
+            16, temperature=base, in_pixels=False, feat_shape=[3, 5]
+        )
+        encoding, (q, k, _) = make(f"rope-axial@{base}", (3, 5), 0, torch.float32, dim=16)
+        embedding = part.get_embed()
+        self.check(encoding, q, k, *(self.rotated(x, embedding) for x in (q, k)), (3, 5))
+
+    def test_mixed_and_its_initial_frequencies(self):
+        part = self.timm_layers.RotaryEmbeddingMixed(
+            HEADS * 16, depth=1, num_heads=HEADS, feat_shape=[3, 5]
+        )
+        encoding, (q, k, _) = make("rope-mixed", (3, 5), 0, torch.float32, dim=16)
+        with torch.no_grad():  # timm keeps the column's frequencies first
+            encoding.frequencies.copy_(part.freqs[:, 0].flip(0))
+        (embedding,) = part.get_embed()
+        self.check(encoding, q, k, *(self.rotated(x, embedding) for x in (q, k)), (3, 5))
+
+        encoding.reset_parameters()
+        for frequencies in (encoding.frequencies, part.freqs[:, 0]):
+            lengths = frequencies.square().sum(0).sqrt()  # of each head and pair
+            expected = (10 ** -(torch.arange(4) / 4)).repeat(2).expand(HEADS, -1)
+            torch.testing.assert_close(lengths, expected)
+            first, second = frequencies[:, :, :4], frequencies[:, :, 4:]  # perpendicular
+            torch.testing.assert_close((first * second).sum(0), torch.zeros(HEADS, 4))
+
+    def test_normalized(self):
+        """DINOv3 pairs element i with i + dim / 2: the same turns of reordered elements."""
+        part = self.timm_layers.RotaryEmbeddingDinoV3(16, feat_shape=[3, 5])
+        encoding, (q, k, _) = make("rope-axial+normalized", (3, 5), 0, torch.float32, dim=16)
+        q, k = q.detach(), k.detach()
+        halves = torch.arange(16).view(2, 8).T.flatten()  # ours[2 i], ours[2 i + 1]
+        embedding = part.get_embed(shape=[3, 5])
+        turned = [self.rotated(x, embedding, half=True) for x in (q, k)]
+        self.check(encoding, q[..., halves], k[..., halves], *turned, (3, 5))
+
+    @pytest.mark.parametrize(("grid", "size"), [((3, 5), 5), ((4, 4), 4), ((6, 3), 4)])
+    def test_decomposed(self, grid, size):
+        from timm.models.vision_transformer_sam import get_decomposed_rel_pos_bias
+
+        encoding, (q, k, _) = make(f"decomposed@{size}", grid, 0, torch.float32, dim=16)
+        rows, columns = (table[0] / math.sqrt(16) for table in encoding.key_tables)
+        expected = get_decomposed_rel_pos_bias(q.flatten(0, 1), rows, columns, grid, grid)
+        actual = encoding.scores(q, k, grid=grid) / math.sqrt(16)
+        torch.testing.assert_close(actual.flatten(0, 1), expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("pretrained", [0, 8])
+    def test_continuous_bias(self, pretrained):
+        from timm.models.swin_transformer_v2 import WindowAttention
+
+        window = WindowAttention(
+            HEADS * 16, (3, 5), HEADS, pretrained_window_size=(pretrained, pretrained)
+        )
+        name = f"log-cpb@{pretrained}" if pretrained else "log-cpb"
+        encoding, (q, k, _) = make(name, (3, 5), 0, torch.float32, dim=16)
+        hidden, last = window.cpb_mlp[0], window.cpb_mlp[2]
+        nn.init.normal_(last.weight)
+        with torch.no_grad():
+            encoding.hidden_weight.copy_(hidden.weight)
+            encoding.hidden_bias.copy_(hidden.bias)
+            encoding.last_weight.copy_(last.weight)
+        table = 16 * window.cpb_mlp(window.relative_coords_table).view(-1, HEADS).sigmoid()
+        expected = table[window.relative_position_index].view(15, 15, HEADS).permute(2, 0, 1)
+        actual = encoding.scores(q, k, grid=(3, 5))[0] / math.sqrt(16)
+        torch.testing.assert_close(actual, expected - 8, rtol=1e-4, atol=1e-4)
+
+    def test_bias_table(self):
+        from timm.models.swin_transformer import WindowAttention
+
+        window = WindowAttention(HEADS * 16, HEADS, window_size=(5, 5))
+        nn.init.normal_(window.relative_position_bias_table)
+        encoding, (q, k, _) = make("bias-table@5", (5, 5), 0, torch.float32, dim=16)
+        with torch.no_grad():
+            encoding.bias_tables[0].copy_(window.relative_position_bias_table.T * math.sqrt(16))
+        actual = encoding.scores(q, k, grid=(5, 5))[0] / math.sqrt(16)
+        torch.testing.assert_close(actual, window._get_rel_pos_bias()[0])

@@ -1,0 +1,132 @@
+"""Which of timm's models can be equipped, and if not, why.
+
+Every model is built on the meta device, where its size does not matter, and equipped there. Models
+of one class with the same attentions are one row. The smallest of a row is then run with weights:
+zero tables must not change its output, random ones must.
+"""
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import timm
+import torch
+from torch import nn
+
+import irpe
+from irpe.adapters.equipped import equipped_attentions, table_names
+from irpe.adapters.hosts.timm import REFUSED
+from irpe.adapters.refusals import is_attention, name_of
+
+SPEC = "product-contextual-k"
+MOST_PARAMETERS = 105_000_000  # of a model that is run
+
+
+@dataclass
+class Row:
+    """Models of one class with the same attentions.
+
+    Args:
+        model: The class.
+        attentions: Its attentions.
+        verdict: equipped, refused or not built.
+        sentence: What is equipped, or the reason.
+        names: The models, by size.
+    """
+
+    model: str
+    attentions: tuple[str, ...]
+    verdict: str
+    sentence: str
+    names: dict[str, int] = field(default_factory=dict[str, int])
+
+
+def rows(names: Iterable[str] | None = None, run: bool = True) -> list[Row]:
+    """Returns a row for each class and its attentions, for all models with self-attention."""
+    found: dict[tuple[str, ...], Row] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in timm.list_models() if names is None else names:
+            row, size = judge(name)
+            if row is not None:
+                key = (row.model, *row.attentions, row.verdict, row.sentence)
+                found.setdefault(key, row).names[name] = size
+        for row in found.values():
+            if run and row.verdict == "equipped":
+                row.sentence = f"{row.sentence}; {try_out(row)}"
+    return sorted(found.values(), key=lambda row: (row.model, row.attentions))
+
+
+def verdicts() -> Iterator[tuple[str, str, int, str, str]]:
+    """Yields class, attentions, number of models, verdict and a sentence for each row."""
+    for row in rows():
+        yield row.model, ", ".join(row.attentions), len(row.names), row.verdict, row.sentence
+
+
+def judge(name: str) -> tuple[Row | None, int]:
+    """Returns the verdict on a model, if it has self-attention, and its number of parameters."""
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name)
+    except Exception as error:
+        return Row(name, (), "not built", str(error).splitlines()[0]), 0
+    found = {short_name(type(m)) for m in model.modules() if is_known(m)}
+    if not found:
+        return None, 0
+    row = Row(short_name(type(model)), tuple(sorted(found)), "refused", "")
+    try:
+        irpe.equip(model, SPEC)
+    except ValueError as error:
+        row.sentence = str(error)
+    else:
+        row.verdict = "equipped"
+        row.sentence = what_is_equipped(model)
+    return row, sum(parameter.numel() for parameter in model.parameters())
+
+
+def is_known(module: nn.Module) -> bool:
+    """Returns whether a module is an attention, or one that a reason is given for."""
+    return is_innermost(module) or name_of(type(module)) in REFUSED
+
+
+def is_innermost(module: nn.Module) -> bool:
+    """Returns whether a module is an attention that has none inside it."""
+    return is_attention(module) and sum(map(is_attention, module.modules())) == 1
+
+
+def what_is_equipped(model: nn.Module) -> str:
+    """Returns which attentions of a model have an encoding, and which stay as they are."""
+    done = {type(each).__base__.__name__ for each in equipped_attentions(model).values()}
+    left = {type(m).__name__ for m in model.modules() if is_innermost(m) and not hasattr(m, "rpe")}
+    text = ", ".join(name + (" (in part)" if name in left else "") for name in sorted(done))
+    rest = ", ".join(sorted(left - done))
+    return text + (f"; as before: {rest}" if rest else "")
+
+
+def short_name(kind: type) -> str:
+    """Returns the name of a class with its module, as seen from timm's folders."""
+    return name_of(kind).removeprefix("timm.").removeprefix("models.").removeprefix("layers.")
+
+
+def try_out(row: Row) -> str:
+    """Returns what the smallest model of a row does with zero and with random tables."""
+    name, size = min(row.names.items(), key=lambda item: item[1])
+    if size > MOST_PARAMETERS:
+        return f"{name} not run, it has {size / 1e6:.0f} million parameters"
+    torch.manual_seed(0)
+    model = timm.create_model(name).eval()
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
+    image = torch.randn(1, *model.pretrained_cfg["input_size"])
+    with torch.no_grad():
+        plain = model(image)
+        same = irpe.equip(model, SPEC)(image)
+        for table in table_names(model):
+            nn.init.normal_(model.get_parameter(table), std=1.0)
+        changed = model(image)
+    scale = float(plain.abs().max())
+    if not torch.allclose(same, plain, rtol=1e-3, atol=1e-3 * scale):
+        raise AssertionError(f"{name}: zero tables change the output")
+    if torch.allclose(changed, same, rtol=1e-6, atol=1e-6 * scale):
+        raise AssertionError(f"{name}: random tables do not change the output")
+    return f"{name} run"

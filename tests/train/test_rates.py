@@ -1,0 +1,88 @@
+"""Rates of tables and positions in a run, and whether the encoding does anything."""
+
+import pytest
+import torch
+from train.little import CONFIG, task, train, trainer
+
+from irpe.core.rates import ABSOLUTE_LR, TABLE_LR
+from irpe.recipes import RECIPES
+from irpe.train import optim
+from irpe.train.optim import build_optimizer, build_schedule
+from irpe.train.overview import describe_run, effect_on_images
+from irpe.train.processes import make_accelerator
+from irpe.train.runs import read_metrics
+
+BOTH = CONFIG.replace(absolute="keep", lr=1e-2, table_lr=7.0, absolute_lr=0.5, weight_decay=0.3)
+
+
+def settings_by_name(config):
+    model = task(config).build()
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = build_optimizer(task(config).optimizer_groups(model), config).param_groups
+    return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+
+
+def test_tables_and_the_absolute_encoding_have_rates_of_their_own():
+    found = settings_by_name(BOTH)
+    assert len(found) == len(list(task(BOTH).build().parameters()))
+    assert found["pos_embed"] == (5e-3, 0)
+    tables = {name for name in found if ".rpe." in name}
+    assert len(tables) == 6
+    assert {found[name] for name in tables} == {(1e-2 * 7.0, 0)}
+    assert found["blocks.0.attn.qkv.weight"] == (1e-2, 0.3)
+    assert found["blocks.0.attn.qkv.bias"] == found["cls_token"] == (1e-2, 0)
+
+
+def test_the_rate_that_is_logged_is_the_models(tmp_path):
+    config = BOTH.replace(warmup_epochs=1, warmup_lr=0.0, min_lr=0.0)
+    model = task(config).build()
+    optimizer = build_optimizer(task(config).optimizer_groups(model), config)
+    schedule = build_schedule(optimizer, config, 10)
+    for step in (3, 10, 17):
+        schedule.step_update(step)
+        rates = sorted({group["lr"] for group in optimizer.param_groups})
+        own = optimizer.param_groups[0]["lr"]
+        assert rates == pytest.approx([0.5 * own, own, 7 * own])
+    assert trainer(tmp_path, BOTH).lr == 1e-2
+
+
+def test_recipes_of_the_paper_keep_the_papers_rates():
+    small = {"laptop", "laptop_64", "detr_small"}
+    for name, recipe in RECIPES.items():
+        config = recipe()
+        assert config.table_lr == (TABLE_LR if name in small else 1)
+        assert getattr(config, "absolute_lr", 1) == (ABSOLUTE_LR if name in small else 1)
+
+
+def test_an_optimizer_without_rates_for_groups_is_refused(monkeypatch):
+    def ignores_rates(groups, opt, lr, **_):
+        return torch.optim.SGD([p for group in groups for p in group["params"]], lr=lr)
+
+    monkeypatch.setattr(optim, "create_optimizer_v2", ignores_rates)
+    model = task(BOTH).build()
+    with pytest.raises(ValueError, match="'adamw' does not take a learning rate for each group"):
+        build_optimizer(task(BOTH).optimizer_groups(model), BOTH)
+
+
+def test_the_effect_of_the_encoding_is_in_the_table_of_epochs(tmp_path):
+    slow = train(tmp_path / "slow", CONFIG.replace(table_lr=1e-3))
+    fast = train(tmp_path / "fast", CONFIG.replace(table_lr=10.0))
+    assert slow.effect < fast.effect / 100
+    assert read_metrics(tmp_path / "fast")["effect"][-1] == fast.effect
+    again = effect_on_images(task(), fast.model, make_accelerator())
+    assert again == fast.effect
+    plain = train(tmp_path / "plain", CONFIG.replace(encoding="none", absolute="keep"))
+    assert plain.effect is None
+    assert "effect" not in read_metrics(tmp_path / "plain")
+
+
+def test_a_run_is_described():
+    facts = describe_run(task(BOTH), 1234, torch.device("cpu"))
+    assert facts["model"] == (
+        "vit_tiny_patch16_224 patch_size=7 embed_dim=16 depth=2 num_heads=2, 1,234 parameters"
+    )
+    assert facts["encoding"] == "relative product-contextual-qkv, absolute as the model has it"
+    assert facts["images"] == "48 to train on, 20 to evaluate on (embedded)"
+    assert facts["classes"] == "10: 0, 1, 2, 3, 4, ..."
+    assert facts["device"].startswith("cpu, ")
+    assert facts["budget"] == "2 epochs, batch 8, learning rate 0.01 (7 times that for tables)"
