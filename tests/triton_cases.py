@@ -101,7 +101,7 @@ def leaf(*shape, seed=0):
 
 
 def tokens(*counts, dim=16):
-    return [leaf(2, 3, count, dim, seed=i) for i, count in enumerate(counts)]
+    return [leaf(2, 2, count, dim, seed=i) for i, count in enumerate(counts)]
 
 
 def check_dropout():
@@ -145,7 +145,7 @@ def check_rectangles():
         maps = [BucketMap(ids, 7)]
         q, k, v = tokens(21, 34, 34)
         names = ("query_tables", "key_tables", "value_tables")
-        tables = {name: [leaf(3, 7, 16, seed=i)] for i, name in enumerate(names)}
+        tables = {name: [leaf(2, 7, 16, seed=i)] for i, name in enumerate(names)}
         tables["bias_tables"] = [leaf(1, 7)]
         leaves = [q, k, v, *(t for ts in tables.values() for t in ts)]
 
@@ -160,7 +160,7 @@ def check_joined_tables():
     maps = bucket_maps(RPESpec("cross", index=Clip(2)), (4, 5), 1)
     q, k, v = tokens(21, 21, 21, dim=24)
     rows = [m.num_buckets for m in maps]
-    halves = [leaf(1, rows[0], 8), leaf(3, rows[1], 16)]
+    halves = [leaf(1, rows[0], 8), leaf(2, rows[1], 16)]
     tied = [leaf(1, count, 24) for count in rows]
     for tables in (
         {"key_tables": halves, "value_tables": halves},
