@@ -6,7 +6,9 @@ import oracles
 import torch
 
 from irpe import RPESpec, bucket_maps, rpe_attention
+from irpe.ops.choose import IMPLEMENTATIONS
 
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "triton"]  # see test_triton.py
 SPECS = [
     RPESpec(method, mode, targets, shared_heads=shared)
     for method in oracles.METHODS

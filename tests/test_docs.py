@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ PAGES = [
     "docs/detection.md",
     "docs/encodings.md",
     "docs/figures.md",
+    "docs/kernels.md",
     "docs/mathematics.md",
     "docs/performance.md",
     "docs/results.md",
@@ -71,6 +73,18 @@ def test_the_example_runs(tmp_path, monkeypatch, capsys):
     code = (ROOT / "examples/finetune.py").read_text()
     exec(compile(code, "examples/finetune.py", "exec"), {})
     assert "saved to ./finetuned" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_example_with_a_dinov3_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("timm", reason="needs the extra 'timm'")
+    pytest.importorskip("PIL", reason="needs the extra 'train'")
+    monkeypatch.chdir(tmp_path)
+    arguments = ["finetune_dinov3.py", "--images", "200", "--epochs", "1"]
+    monkeypatch.setattr("sys.argv", arguments)
+    runpy.run_path(str(ROOT / "examples/finetune_dinov3.py"), run_name="__main__")
+    out = capsys.readouterr().out
+    assert "saved to ./finetuned-dinov3 and loaded again" in out
 
 
 HOSTS = ("| timm", "| transformers", "| torchvision", "| torch.nn")

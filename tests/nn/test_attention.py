@@ -5,10 +5,10 @@ import oracles
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from cases import CPU_IMPLEMENTATIONS
 from torch.utils.checkpoint import checkpoint
 
 from irpe import RelativePositionEncoding, RPEAttention, RPESpec, bucket_maps
-from irpe.ops.choose import IMPLEMENTATIONS
 
 GRID = (3, 5)
 
@@ -112,7 +112,7 @@ def test_other_dtypes(dtype):
         assert (a - e).abs().max() <= tolerance * e.abs().max()
 
 
-@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("impl", CPU_IMPLEMENTATIONS)
 def test_autocast_gives_what_sdpa_gives(impl):
     encoding = make_attention("cross-contextual-qkv@clip1").rpe
     q, k, v = torch.randn(3, 2, 4, 16, 8, requires_grad=True)

@@ -4,7 +4,7 @@ import oracles
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from cases import SPECS, Case
+from cases import CPU_IMPLEMENTATIONS, SPECS, Case
 
 from irpe import (
     BucketMap,
@@ -15,9 +15,8 @@ from irpe import (
     rpe_attention_weights,
     rpe_scores,
 )
-from irpe.ops.choose import IMPLEMENTATIONS
 
-IMPLS = [name for name in IMPLEMENTATIONS if name != "folded"]  # which takes `cross` alone
+IMPLS = [name for name in CPU_IMPLEMENTATIONS if name != "folded"]  # which takes `cross` alone
 
 
 @pytest.mark.parametrize("spec", SPECS[::3], ids=str)

@@ -1,11 +1,25 @@
 """Which implementation "auto" stands for, and what a refusal says."""
 
+import copy
+
 import pytest
 import torch
-from cases import Case
+from cases import CPU_IMPLEMENTATIONS, Case
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from irpe import BucketMap, Clip, RelativePositionEncoding, RPEAttention, RPESpec, explain
+from irpe import (
+    BucketMap,
+    Clip,
+    RelativePositionEncoding,
+    RPEAttention,
+    RPESpec,
+    bucket_maps,
+    explain,
+)
+from irpe.ops import choose
+from irpe.ops.call import AttentionCall, Tables
 from irpe.ops.choose import IMPLEMENTATIONS
+from irpe.ops.impl import triton
 from irpe.ops.impl.blockwise.schedule import schedule_of
 
 
@@ -76,7 +90,67 @@ def test_modules_take_an_implementation_and_say_what_they_take(monkeypatch):
         RelativePositionEncoding("product-contextual-k", 2, 4, impl="fused")
 
 
-@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def fake_cuda_call(mode, shape, dtype, method="product", mask=None, dropout_p=0.0):
+    """A call on cuda:0 of tensors without values."""
+
+    def fake(*sizes, dtype=dtype):
+        return FakeTensor(mode, torch.empty(sizes, dtype=dtype, device="meta"), "cuda:0")
+
+    tokens, dim = shape[2:]
+    maps = []
+    for bucket_map in bucket_maps(f"{method}-contextual-k", (14, 14), 1):
+        moved = copy.copy(bucket_map)
+        moved.compact_ids = fake(tokens, tokens, dtype=torch.uint8)
+        maps.append(moved)
+    q, k, v = (fake(*shape) for _ in range(3))
+    tables = Tables(key=tuple(fake(1, m.num_buckets, dim) for m in maps))
+    return AttentionCall(q, k, v, tuple(maps), tables, mask, dropout_p, 1.0, q, k)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "now", "proven"),
+    [
+        ((64, 6, 197, 64), torch.float16, "whole", "triton"),
+        ((64, 6, 197, 128), torch.bfloat16, "whole", "triton"),
+        ((64, 6, 197, 64), torch.float32, "whole", "whole"),
+        ((2, 6, 4096, 64), torch.float16, "blockwise", "triton"),
+        ((2, 6, 4096, 64), torch.float32, "blockwise", "triton"),
+        ((2, 6, 4096, 192), torch.float16, "blockwise", "blockwise"),
+        ((2, 6, 4096, 64), torch.float64, "blockwise", "blockwise"),
+    ],
+)
+def test_gpus_take_the_kernels_once_they_are_proven(shape, dtype, now, proven, monkeypatch):
+    monkeypatch.setattr(triton, "_what_is_missing", lambda device, _: device != "cuda" or None)
+    with FakeTensorMode() as mode:
+        call = fake_cuda_call(mode, shape, dtype)
+        assert choose.choose(call)[0] == now
+        monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
+        assert choose.choose(call)[0] == proven
+        dropped = fake_cuda_call(mode, shape, dtype, dropout_p=0.1)
+        assert choose.choose(dropped)[0] == ("blockwise" if proven == "whole" else proven)
+
+
+def test_rocm_takes_the_kernels_for_small_heads_or_for_memory(monkeypatch):
+    monkeypatch.setattr(triton, "_what_is_missing", lambda *_: None)
+    monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    for shape, name in (
+        ((64, 6, 197, 64), "triton"),
+        ((64, 6, 197, 80), "whole"),
+        ((2, 6, 4096, 80), "triton"),
+    ):
+        with FakeTensorMode() as mode:
+            assert choose.choose(fake_cuda_call(mode, shape, torch.float16))[0] == name
+
+
+def test_the_cpu_never_takes_the_kernels(monkeypatch):
+    monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
+    monkeypatch.setattr(triton, "_what_is_missing", lambda *_: None)
+    case = Case(RPESpec(targets="k", index=Clip(1)), (7, 8), dtype=torch.float32)
+    assert explained(case).name == "whole"
+
+
+@pytest.mark.parametrize("name", CPU_IMPLEMENTATIONS)
 def test_an_explicit_request_is_used(name, monkeypatch):
     called = []
     monkeypatch.setattr(IMPLEMENTATIONS[name], "attention", lambda call: called.append(name))

@@ -16,6 +16,7 @@ from irpe.ops.differentiable import CompactCall
 from irpe.ops.impl.blockwise.passes import BlockPasses
 from irpe.ops.impl.blockwise.schedule import make_blocks, schedule_of
 from irpe.ops.impl.blockwise.terms import Block, BucketTerm, PairTerm, QueryAxisTerm
+from irpe.ops.impl.triton.operator import TritonPasses
 from irpe.ops.impl.whole import WholePasses
 from irpe.ops.key_patterns import key_pattern, query_axis
 
@@ -96,7 +97,7 @@ def training_step(passes, spec, shape, keeps, **arguments):
     return count.names
 
 
-@pytest.mark.parametrize("passes", [WholePasses, Blockwise])
+@pytest.mark.parametrize("passes", [WholePasses, Blockwise, TritonPasses])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "spec",

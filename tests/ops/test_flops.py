@@ -43,6 +43,22 @@ def test_bias_adds_nothing():
         assert count(lambda: case.attention("blockwise")) == 2 * (2 * 3 * 57 * 8) * (2 * 57)
 
 
+def test_kernels_count_what_they_compute_again():
+    def fake(*shape):
+        return torch.empty(shape, device="meta")
+
+    q, k = fake(2, 3, 57, 8), fake(2, 3, 40, 8)
+    table, ids = fake(1, 10, 8), torch.empty(57, 40, device="meta", dtype=torch.uint8)
+    rest = (None, None, None, [table], [table], [table], [], [ids], [7, 8], 0.5, 0.0, None)
+    pairs, of_keys, of_queries = (2 * 2 * 3 * 8 * n for n in (57 * 40, 40 * 10, 57 * 10))
+    forward = torch.ops.irpe.triton.default
+    assert count(lambda: forward(q, k, k, *rest, True)) == 3 * pairs + of_keys + 2 * of_queries
+    backward = torch.ops.irpe.triton_backward.default
+    kept = [q, fake(2, 2, 3, 57), fake(2, 3, 10, 57)]
+    flops = count(lambda: backward(q, kept, False, q, k, k, *rest))
+    assert flops == 7 * pairs + 3 * of_keys + 5 * of_queries
+
+
 @pytest.mark.parametrize("way", ["whole", "blockwise", "blockwise, small blocks"])
 def test_backward_counts_two_products_per_table_and_what_it_repeats(way, use_way):
     case = Case(RPESpec(targets="qkv"), (7, 8), 1, batch=2, heads=3, dim=2)

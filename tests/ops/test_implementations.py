@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from cases import Case, assert_all_close
+from cases import CPU_IMPLEMENTATIONS, Case, assert_all_close
 from pairs import all_pairs, text
 
 from irpe import BucketMap, Clip, Piecewise, RPESpec, rpe_attention
-from irpe.ops.choose import IMPLEMENTATIONS
 from irpe.ops.differentiable import CompactCall
 
-WAYS = [*(name for name in IMPLEMENTATIONS if name != "reference"), "blockwise, small blocks"]
+WAYS = [*(name for name in CPU_IMPLEMENTATIONS if name != "reference"), "blockwise, small blocks"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 TARGETS = ["bias", "q", "k", "v", "qk", "qv", "kv", "qkv"]
 # Rows of 12 x 16 and of 24 x 16 repeat with Clip(1); 3 x 5 and 2 x 3 x 4 use more rows than keys

@@ -29,7 +29,7 @@ def render(timm_rows: Iterable[Sequence[object]], other_rows: Iterable[Sequence[
         timm_rows: Class, attentions, number of models, verdict, sentence.
         other_rows: Class, model type, verdict, sentence.
     """
-    timm_rows, other_rows = list(timm_rows), list(other_rows)
+    timm_rows, other_rows = ([with_reason(row) for row in rows] for rows in (timm_rows, other_rows))
     models = Counter[object]()
     for row in timm_rows:
         models[row[3]] += row[2] if isinstance(row[2], int) else 0
@@ -44,6 +44,13 @@ def render(timm_rows: Iterable[Sequence[object]], other_rows: Iterable[Sequence[
         table(("class", "model type", "verdict", ""), other_rows),
     ]
     return "\n".join(parts)
+
+
+def with_reason(row: Sequence[object]) -> Sequence[object]:
+    """Returns a row whose sentence is the reason alone, out of the whole error message."""
+    *rest, sentence = row
+    reason = str(sentence).partition("cannot be equipped: ")[2] or str(sentence)
+    return *rest, reason.partition(". Supported are")[0]
 
 
 def version(library: str) -> str:

@@ -144,7 +144,9 @@ class _Runner:
                 self._kill()
             if stopped.is_set():
                 done = sum(found is not None for found in self.results.values())
-                raise StoppedError(f"stopped after {done} of {len(self.cells)} cells, all saved")
+                raise StoppedError(
+                    f"stopped after {done} of {len(self.cells)} cells, all saved", stopped.number
+                )
         return Outcome([r for r in self.results.values() if r is not None], self.failures)
 
     def _look(self, is_stopped: bool) -> None:

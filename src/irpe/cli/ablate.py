@@ -8,9 +8,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from irpe.cli.fields import with_fields
+from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts
-from irpe.cli.train import STOPPED, find_recipe
+from irpe.cli.train import find_recipe
 from irpe.extras import require
 from irpe.recipes.classification import RECIPES
 from irpe.train.classification.config import ClassifierConfig
@@ -81,7 +81,8 @@ def ablate(
 
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
-    base = _with_grid(find_recipe(recipe, RECIPES).replace(**given), grid).with_absolute_paths()
+    chosen = change_config(find_recipe(recipe, RECIPES), given)
+    base = _with_grid(chosen, grid).with_absolute_paths()
     title, short, rows = _choose_rows(table, buckets, row or [])
     folder = output or default_folder(base.data, short)
     report = _run(title, recipe, rows, base, seeds, jobs, folder)
@@ -129,7 +130,7 @@ def _run(
                 outcome = run_cells(cells, plan.jobs, plan.devices, live)
         except StoppedError as stop:
             typer.echo(f"{stop}; the same command goes on from there", err=True)
-            sys.exit(STOPPED)
+            sys.exit(128 + stop.number)
         if not outcome.results:
             raise RuntimeError(f"all cells failed: {outcome.failures[0]}")
         with console.status("measuring what the rows cost"):

@@ -138,14 +138,14 @@ def _load(
 
 def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
     """Returns the validation images; a run's own data has the classes that it was trained on."""
-    from irpe.train.classification.sources import open_images, open_split
+    from irpe.train.classification.sources import open_evaluation, open_images
 
     if not config.data:
         raise ValueError("--data is missing: the images to evaluate on")
     if is_own:
         source = open_images(config.data, config.root, config.holdout)[1]
     else:
-        source = open_split(config.data, "val", config.root)
+        source = open_evaluation(config.data, config.root)
     config.check_classes(source.classes)
     if len(source.classes) != model.num_classes:
         raise ValueError(

@@ -4,19 +4,33 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Mapping
 from reprlib import repr as shortened
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from irpe.train.config import RunConfig
+from irpe.train.config import SCHEDULE_PARTS, RunConfig
 
 _PLAIN = (str, int, float, bool)
+_PANELS = {
+    "Most used settings": "encoding absolute data epochs batch_size lr table_lr precision seed",
+    "Data": "root holdout max_broken image_size channels crop train_split val_split limit "
+    "short_side min_short_side long_side cached_versions",
+    "Model": "model model_args initial builtin_bias drop_path backbone backbone_lr "
+    "backbone_weights",
+    "Optimisation": "device_batch_size absolute_lr min_lr low_lr_epochs warmup_lr warmup_epochs "
+    "optimizer weight_decay clip_grad ema_decay label_smoothing",
+    "Augmentation": "flip aug_repeats auto_augment color_jitter min_scale erasing mixup cutmix "
+    "random_crop",
+    "Run": "compile workers eval_every save_every",
+}
 _OPTIONAL = {"initial", "root"}  # "none" unsets them
 
 
 Command = Callable[..., None]
+C = TypeVar("C", bound=RunConfig)
 
 
 def with_fields(
@@ -30,14 +44,61 @@ def with_fields(
         configs: The configurations.
         without: Fields that get no option.
     """
-    options = {
+    found = {
         field.name: _option(kind, field)
         for config in configs
         for kind in (RunConfig, config)
         for field in dataclasses.fields(kind)
         if field.metadata and field.name not in {*without, *_shared(kind)}
     }
+    order = " ".join(_PANELS.values()).split()  # in which the help lists them
+    options = {name: found[name] for name in sorted(found, key=order.index)}
     return functools.partial(_with_options, options)
+
+
+def change_config(config: C, changes: Mapping[str, Any]) -> C:
+    """Returns a recipe's configuration with what was given on the command line.
+
+    Fewer epochs shrink the parts of the schedule that were not given, with a note; errors name
+    options, not fields.
+    """
+    given = dict(changes)
+    try:
+        changed = config
+        if "epochs" in given and not {*SCHEDULE_PARTS} & {*given}:
+            changed = config.with_fewer_epochs(given.pop("epochs"))
+        changed = changed.replace(**given)
+    except ValueError as error:
+        raise ValueError(name_options(str(error), config)) from error
+    for name in SCHEDULE_PARTS:
+        before, now = getattr(config, name), getattr(changed, name)
+        if name not in changes and now != before:
+            option = _flag(name)
+            typer.echo(
+                f"{option} is {now}: {before} of {config.epochs} epochs, in proportion to --epochs "
+                f"{changed.epochs}",
+                err=True,
+            )
+    return changed
+
+
+def name_options(message: str, config: RunConfig) -> str:
+    """Returns an error of a configuration with options in the place of fields."""
+    names = sorted((each.name for each in dataclasses.fields(config)), key=len, reverse=True)
+    whole_words = "|".join(name for name in names if "_" in name)
+    short = "|".join(name for name in names if "_" not in name)  # words of English, too
+    pattern = re.compile(rf"\b({whole_words}|(?:{short})(?= = | '))\b")
+    return pattern.sub(lambda found: _flag(found[1]), message).replace(" = ", " ")
+
+
+def _panel(name: str, config: type[RunConfig]) -> str:
+    """Returns the heading under which the help lists a field, with the task that it is for."""
+    panel = next(panel for panel, names in _PANELS.items() if name in names.split())
+    return panel if config is RunConfig else f"{panel}: {config.task}"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _shared(kind: type[RunConfig]) -> set[str]:
@@ -67,10 +128,13 @@ def _with_options(options: dict[str, inspect.Parameter], command: Command) -> Co
 def _option(config: type[RunConfig], field: "dataclasses.Field[Any]") -> inspect.Parameter:
     hint = get_type_hints(config)[field.name]
     kind = hint if hint in _PLAIN else str
-    name = "--" + field.name.replace("_", "-")
+    name = _flag(field.name)
     flags = [f"{name}/--no-{name[2:]}"] if kind is bool else [name]
-    panel = "Settings of every recipe" if config is RunConfig else f"Settings of {config.task}"
-    option = typer.Option(*flags, help=field.metadata["help"], rich_help_panel=panel)
+    option = typer.Option(
+        *flags,
+        help=field.metadata["help"],
+        rich_help_panel=_panel(field.name, config),
+    )
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,

@@ -43,8 +43,9 @@ def main() -> None:
 def _run(arguments: list[str]) -> None:
     require("typer", "cli")
     require("rich", "cli")
-    from irpe.cli.app import app
+    from irpe.cli.app import app, use_words
 
+    use_words()
     try:
         app(arguments, prog_name="irpe")
     except SystemExit as end:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from irpe.cli.fields import with_fields
+from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts
 from irpe.core.choices import check_choice
 from irpe.extras import require
@@ -20,10 +20,9 @@ from irpe.train.configs import CONFIGS
 from irpe.train.detection.config import DetectorConfig
 
 if TYPE_CHECKING:
-    from irpe.train.engine import Trainer
+    from irpe.train.engine import FitResult, Trainer
 
 C = TypeVar("C")
-STOPPED = 143  # what a shell reports for a program that SIGTERM ended
 
 EPILOG = """
 **Examples**
@@ -49,25 +48,68 @@ def train(
         Path | None, typer.Option("--output", "-o", help="Directory of the run [runs/RECIPE].")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in a directory.")] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option("--config", help="A configuration in place of a recipe: a run's run.json."),
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the recipes and exit.")] = False,
+    show_settings: Annotated[
+        bool, typer.Option("--show", help="Print all settings as JSON, for --config, and exit.")
+    ] = False,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu, or the kind of accelerator: cuda, ...")
+    ] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of a process [as many as cores].")
+    ] = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Train an image classifier or a DETR, with or without a relative position encoding."""
     if show_list:
         _print_recipes()
         return
+    if show_settings:
+        typer.echo(_configure(recipe, config_file, changes or {}).to_json(), nl=False)
+        return
     require("accelerate", "train")
     require("timm", "train")
     if resume is not None:
         from irpe.train.runs import read_config
 
-        if recipe or changes or output:
-            raise ValueError("--resume cannot be combined with a recipe or other options")
-        _run(read_config(resume), resume, is_new=False)
+        if recipe or changes or output or config_file:
+            raise ValueError("--resume cannot be combined with a recipe or its settings")
+        _use_threads(threads)
+        _run(read_config(resume), resume, device, is_new=False)
         return
-    config = find_recipe(recipe, RECIPES).replace(**(changes or {}))
-    directory = output or Path("runs") / str(recipe)
-    _run(config, directory, is_new=True)
+    config = _configure(recipe, config_file, changes or {})
+    name = recipe or (config_file.parent.resolve().name if config_file else "")
+    _use_threads(threads)
+    _run(config, output or Path("runs") / name, device, is_new=True)
+
+
+def _configure(recipe: str | None, file: Path | None, changes: dict[str, Any]) -> RunConfig:
+    """Returns the settings of a recipe or of a file, with those that were given."""
+    if file is None:
+        return change_config(find_recipe(recipe, RECIPES), changes)
+    if recipe is not None:
+        raise ValueError(f"--config {file} cannot be combined with the recipe {recipe}")
+    from irpe.train.task import parse_config
+
+    try:
+        config = parse_config(file.read_text(), file)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return change_config(config.replace(classes=()), changes)
+
+
+def _use_threads(count: int | None) -> None:
+    if count is None:
+        return
+    if count < 1:
+        raise ValueError(f"--threads {count} must be at least 1")
+    import torch
+
+    torch.set_num_threads(count)
 
 
 def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
@@ -78,7 +120,7 @@ def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
     return recipes[name]()
 
 
-def _run(config: RunConfig, directory: Path, is_new: bool) -> None:
+def _run(config: RunConfig, directory: Path, device: str, is_new: bool) -> None:
     from irpe.adapters.effect import warn_of_effect
     from irpe.cli.bars import ProgressBar
     from irpe.train.checkpoint import load_checkpoint
@@ -88,7 +130,7 @@ def _run(config: RunConfig, directory: Path, is_new: bool) -> None:
     from irpe.train.signals import StoppedError
     from irpe.train.task import open_task
 
-    accelerator = make_accelerator(config.precision)
+    accelerator = make_accelerator(config.precision, device)
     is_shown, checkpoint = accelerator.is_main_process, directory / CHECKPOINT
     if is_new and is_shown and any(directory.glob("[!.]*")):
         raise ValueError(
@@ -108,11 +150,24 @@ def _run(config: RunConfig, directory: Path, is_new: bool) -> None:
     except StoppedError as stop:
         if is_shown:
             typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
-        sys.exit(STOPPED)
+        sys.exit(128 + stop.number)
     if is_shown:
         for line in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
             typer.echo(line, err=True)
-        typer.echo(f"trained model in {directory / 'model'}, table of epochs in metrics.csv")
+        typer.echo("\n".join(_end(fitted, config, directory)))
+
+
+def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
+    """Returns what was reached, where it is, and what to do next."""
+    scores = {} if fitted.score is None else fitted.score.row()
+    lines = [
+        "reached: " + "  ".join(f"{name} {value:.4g}" for name, value in scores.items()),
+        f"model in {directory / 'model'}, table of epochs in {directory / 'metrics.csv'}",
+        f"next: irpe eval {directory}",
+    ]
+    if config.encoding != "none":
+        lines.append(f"      irpe show weights {directory}")
+    return lines
 
 
 def _begin(trainer: "Trainer") -> list[str]:
@@ -126,10 +181,15 @@ def _begin(trainer: "Trainer") -> list[str]:
 
 
 def _print_recipes() -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("recipe", no_wrap=True)
-    table.add_column("what it does, its command, cost and score")
-    for name, recipe in RECIPES.items():
-        table.add_row(name, inspect.getdoc(recipe) or "", end_section=True)
-        table.add_row("", "")
-    Console(highlight=False).print(table)
+    """Prints a line for each recipe, those that a laptop can run first."""
+    texts = {name: (inspect.getdoc(recipe) or "").splitlines() for name, recipe in RECIPES.items()}
+    is_small = {name: "GPU" not in " ".join(lines) for name, lines in texts.items()}
+    for title, wanted in (("For a laptop", True), ("For GPUs", False)):
+        typer.echo(f"{title}:")
+        table = Table(box=None, show_header=False)
+        table.add_column(no_wrap=True)
+        for name, lines in texts.items():
+            if is_small[name] == wanted:
+                table.add_row(name, lines[0])
+        Console(highlight=False).print(table)
+    typer.echo("irpe train RECIPE --show prints the settings of one.")

@@ -7,9 +7,13 @@ import torch
 from irpe.core.choices import check_choice
 from irpe.core.constants import traced_as_constant
 from irpe.ops.call import AttentionCall
-from irpe.ops.impl import blockwise, folded, plain, reference, whole
+from irpe.ops.impl import blockwise, folded, plain, reference, triton, whole
 from irpe.ops.impl.blockwise.schedule import schedule_of
 from irpe.ops.shapes import Tokens
+
+# Whether a GPU has passed the cases of tests/ops/test_triton.py. `python -m benchmarks.gpu` runs
+# them and tells when to change it; until then "auto" does not take the kernels.
+TRITON_IS_PROVEN = False
 
 
 class Implementation(Protocol):
@@ -32,6 +36,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "whole": whole,
     "folded": folded,
     "blockwise": blockwise,
+    "triton": triton,
 }
 
 
@@ -41,6 +46,7 @@ _REMARKS = {
     "whole": "it makes all attention weights at once",
     "folded": "blockwise was as fast or faster, with less memory, at every size measured",
     "blockwise": "it works in blocks that suit the device",
+    "triton": "its kernels have not run on a GPU yet; ask for it by name",
 }
 
 
@@ -71,6 +77,9 @@ def choose(call: AttentionCall) -> tuple[str, str]:
         return "plain", "an exporter gets operators that it knows"
     if _is_transformed():
         return "plain", "torch.func and forward-mode differentiation need plain operators"
+    fused = _why_triton(call)
+    if fused is not None:
+        return "triton", fused
     blocked = blockwise.supports(call)
     if whole.supports(call) is None:
         if blocked is not None:
@@ -80,6 +89,25 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     elif blocked is not None:
         return "plain", f"blockwise is out: {blocked}; whole is out: {whole.supports(call)}"
     return "blockwise", _REMARKS["blockwise"]
+
+
+def _why_triton(call: AttentionCall) -> str | None:
+    """Returns why the kernels are taken, or `None` if they are not.
+
+    In 16 bits they use tensor cores and hold a tile in registers: all else moves several elements
+    of each pair through memory. In float32 they multiply without tensor cores (unless
+    `torch.backends.cuda.matmul.allow_tf32` is set), and on ROCm registers do not suffice for head
+    dimensions above 64 (benchmarks/results/triton.json); there they are taken only where the
+    weights of all pairs would not fit at once.
+    """
+    if not TRITON_IS_PROVEN or call.q.device.type != "cuda" or triton.supports(call) is not None:
+        return None
+    is_slow = torch.version.hip is not None and call.q.shape[3] > 64
+    if call.q.dtype != torch.float32 and not is_slow:
+        return "it is fused, with tensor cores, and keeps nothing of each pair"
+    if call.num_pairs > _most_pairs_at_once(call):
+        return "it keeps nothing of each pair, of which there are too many to be held at once"
+    return None
 
 
 def _most_pairs_at_once(call: AttentionCall) -> int:

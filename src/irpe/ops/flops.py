@@ -17,6 +17,8 @@ def register_flop_formulas() -> None:
     """Tells the counter what the library's own operators cost."""
     register_flop_formula(torch.ops.irpe.blockwise)(attention_flops)
     register_flop_formula(torch.ops.irpe.blockwise_backward)(attention_backward_flops)
+    register_flop_formula(torch.ops.irpe.triton)(triton_flops)
+    register_flop_formula(torch.ops.irpe.triton_backward)(triton_backward_flops)
 
 
 def attention_flops(q: Shape, k: Shape, v: Shape, *others: Any, **_: Any) -> int:
@@ -38,6 +40,34 @@ def attention_backward_flops(
     if not kept:
         flops += _pair_product(q, k) + scores
     return flops
+
+
+def triton_flops(q: Shape, k: Shape, v: Shape, *others: Any, **_: Any) -> int:
+    """Returns the operations of the kernels' forward pass: values need the scores once more."""
+    query, key, value = others[3:6]
+    tables = _row_products(k, query) + _row_products(q, (*key, *value))
+    return (2 if value else 1) * _pair_product(q, k) + _pair_product(q, v) + tables
+
+
+def triton_backward_flops(
+    grad: Shape, kept: Sequence[Shape], mask_needs_grad: bool, *call: Any, **_: Any
+) -> int:
+    """Returns the operations of the kernels' backward pass.
+
+    Each kernel computes scores and their gradients again: that over queries takes three products,
+    that over keys four, that of a mask two. A table takes its scores, their combination and its
+    gradient; a value table has no combination here.
+    """
+    q, k = call[:2]
+    query, key, value = call[6:9]
+    products = 7 + 2 * mask_needs_grad
+    tables = 3 * (_row_products(k, query) + _row_products(q, key)) + 2 * _row_products(q, value)
+    return products * _pair_product(q, k) + tables
+
+
+def _row_products(owners: Shape, tables: Sequence[Shape]) -> int:
+    """Returns the operations with the rows in use."""
+    return sum(2 * math.prod(owners[:3]) * owners[3] * table[1] for table in tables)
 
 
 def _pair_product(x: Shape, y: Shape) -> int:

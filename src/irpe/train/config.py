@@ -19,6 +19,7 @@ from irpe.core.rates import TABLE_LR
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
+SCHEDULE_PARTS = ("warmup_epochs", "low_lr_epochs")
 RUN_FILE = "run.json"  # where a run stores its configuration
 EMBEDDED = "embedded"  # the data that comes with the library
 DATASETS = ("torch/", "hfds/")  # what the name of a timm dataset starts with
@@ -108,7 +109,7 @@ class RunConfig:
         )  # fmt: skip
         check_fraction(self, "ema_decay", "flip")
         check_below_1(self, "ema_decay")
-        for name in ("warmup_epochs", "low_lr_epochs"):
+        for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:
                 raise ValueError(
                     f"{name} = {getattr(self, name)} must be less than epochs = {self.epochs}"
@@ -119,6 +120,16 @@ class RunConfig:
         for name in changes:
             check_choice(f"field of {self.task}", name, [f.name for f in dataclasses.fields(self)])
         return dataclasses.replace(self, **changes)
+
+    def with_fewer_epochs(self, epochs: int) -> Self:
+        """Returns the configuration for fewer epochs: parts of the schedule shrink in proportion.
+
+        Args:
+            epochs: The epochs; if there are not fewer of them, the rest stays.
+        """
+        share = min(1.0, epochs / self.epochs) if epochs > 0 else 1.0
+        parts = {name: int(getattr(self, name) * share) for name in SCHEDULE_PARTS}
+        return dataclasses.replace(self, epochs=epochs, **parts)
 
     def with_absolute_paths(self) -> Self:
         """Returns the configuration with paths that mean the same in every working directory."""

@@ -4,7 +4,6 @@ A run stands at an epoch and a step in it, with a state of model, optimizer and 
 randomness follows from the seed and that position, so a resumed run equals an uninterrupted one.
 """
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, nullcontext
@@ -30,7 +29,7 @@ from irpe.train.restoring import check_groups, check_moments, check_position
 from irpe.train.runs import CHECKPOINT, remove_remains, save_model, write_config
 from irpe.train.sampling import Batches, make_loader, train_sampler
 from irpe.train.seeding import seed_everything
-from irpe.train.signals import StoppedError, stop_requests
+from irpe.train.signals import StoppedError, StopRequest, stop_requests
 from irpe.train.task import Task, TaskScore
 
 
@@ -165,7 +164,7 @@ class Trainer:
         if self.accelerator.num_processes > 1 and len(set(gather_object([self.done]))) > 1:
             raise ValueError(f"the processes do not share {self.directory}: all nodes must see it")
 
-    def run(self, stopped: threading.Event) -> None:
+    def run(self, stopped: StopRequest) -> None:
         """Trains until the end, or until it is asked to stop."""
         self.progress.start("training", self.steps * self.config.epochs, self.done)
         with Logs(self.directory if self.accelerator.is_main_process else None, self.done) as logs:
@@ -185,7 +184,7 @@ class Trainer:
         """The learning rate of the model, but for what has a rate of its own."""
         return self.optimizer.param_groups[0]["lr"]
 
-    def _run_epoch(self, stopped: threading.Event, logs: Logs) -> None:
+    def _run_epoch(self, stopped: StopRequest, logs: Logs) -> None:
         started, first = time.perf_counter(), self.step
         first_batch = self.step * self.num_micro_batches
         batches = Batches(self._sampler(self.epoch), self.epoch, self.micro_batch, first_batch)
@@ -202,7 +201,8 @@ class Trainer:
                 self.save()
                 raise StoppedError(
                     f"stopped in epoch {self.epoch + 1} after step {self.step} of {self.steps}, "
-                    f"saved in {self.directory}"
+                    f"saved in {self.directory}",
+                    stopped.number,
                 )
             if self.step % self.config.save_every == 0 and self.step < self.steps:
                 self.save()

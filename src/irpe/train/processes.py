@@ -8,14 +8,24 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
 
+from irpe.core.choices import check_choice
+
 TIMEOUT_VARIABLE = "IRPE_TIMEOUT"  # seconds
 _TIMEOUT = 1800.0  # the first process may prepare the data while the others wait
 
 
-def make_accelerator(precision: str = "no") -> Accelerator:
-    """Returns Accelerate's view of the processes, with a mixed precision: no, bf16 or fp16."""
+def make_accelerator(precision: str = "no", device: str = "auto") -> Accelerator:
+    """Returns Accelerate's view of the processes.
+
+    Args:
+        precision: Mixed precision: no, bf16 or fp16.
+        device: "cpu", the kind of accelerator of this machine ("cuda", ...), or "auto" for that
+            accelerator if there is one.
+    """
     AcceleratorState._reset_state()  # else a process keeps the precision of its first run
-    is_cpu = not torch.accelerator.is_available()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    check_choice("device", device, ("auto", "cpu", *([found.type] if found else [])))
+    is_cpu = found is None or device == "cpu"
     waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=read_timeout()))
     accelerator = Accelerator(mixed_precision=precision, cpu=is_cpu, kwargs_handlers=[waiting])
     started = int(os.environ.get("WORLD_SIZE", "1"))

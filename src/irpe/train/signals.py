@@ -10,19 +10,35 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StoppedError(RuntimeError):
-    """A run that was asked to stop, and saved itself."""
+    """A run that was asked to stop, and saved itself.
+
+    Args:
+        message: How far it came.
+        number: The signal that asked.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGTERM) -> None:
+        super().__init__(message)
+        self.number = number
+
+
+class StopRequest(threading.Event):
+    """Set when the process is asked to stop; `number` is the signal that asked."""
+
+    number: int = signal.SIGTERM
 
 
 @contextmanager
-def stop_requests() -> Generator[threading.Event]:
+def stop_requests() -> Generator[StopRequest]:
     """Turns SIGTERM and SIGINT into a request to stop; a second SIGINT ends the program at once."""
-    stopped = threading.Event()
+    stopped = StopRequest()
     if threading.current_thread() is not threading.main_thread():
         yield stopped
         return
     before: dict[int, Any] = {number: signal.getsignal(number) for number in _STOPS}
 
     def ask(number: int, frame: object) -> None:
+        stopped.number = number
         stopped.set()
         if number == signal.SIGINT:  # a launcher may send SIGTERM twice, a user means it
             signal.signal(number, before[number])

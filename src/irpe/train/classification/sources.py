@@ -172,6 +172,20 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     )
 
 
+def open_evaluation(data: str, root: str | None = None) -> Source:
+    """Returns the images to evaluate a trained model on.
+
+    They are those of the split "val" where there are splits, else all images of one folder of
+    class folders. Arguments as in `open_images`.
+    """
+    folder = Path(data)
+    has_name = data == "embedded" or data.startswith(DATASETS)
+    if has_name or not folder.is_dir() or any(_find_split(folder, split) for split in _SPLITS):
+        return open_split(data, "val", root)
+    _check_root(data, root)
+    return _open_path(folder)
+
+
 def _check_classes(data: str, train: Source) -> None:
     """Raises an error unless there is something to distinguish."""
     if len(train.classes) < 2:

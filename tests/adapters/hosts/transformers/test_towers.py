@@ -9,8 +9,6 @@ from adapters.small_models import images, state_of
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions
-from irpe.adapters.hosts.transformers import find_attentions
-from irpe.adapters.plan import Request
 from irpe.core.sinusoid import sinusoid
 
 
@@ -184,11 +182,13 @@ def test_no_absolute_encoding_in_a_hybrid_encoder():
     assert (predict(model, inputs) - predict(family.make(), inputs)).abs().max() > 0.001
 
 
-def test_hosts_that_rotate_say_so():
-    request = Request(None, None, "keep", "keep")
-    for name in ("DINOv3", "CLIP"):
-        sites = find_attentions(FAMILIES[name].make(), request).sites
-        assert {site.rotates for site in sites} == {name == "DINOv3"}
+def test_hosts_that_rotate_refuse_encodings_that_do():
+    model = FAMILIES["DINOv3"].make()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=r"rotates queries and keys, as model\.layer\.0"):
+        irpe.equip(model, "rope-axial")
+    assert state_of(model) == before
+    irpe.equip(FAMILIES["CLIP"].make(), "rope-axial")
 
 
 def test_layers_are_equipped_one_after_the_other():

@@ -1,0 +1,73 @@
+"""Short runs, configurations as files, and what a command says at its end."""
+
+import json
+
+import pytest
+from cli.terminal import irpe
+
+pytest.importorskip("typer", reason="needs the extra 'cli'")
+pytest.importorskip("timm", reason="needs the extra 'train'")
+pytest.importorskip("accelerate", reason="needs the extra 'train'")
+
+import typer
+
+from irpe.cli.fields import change_config
+from irpe.recipes import RECIPES
+
+TINY = '{"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 7}'
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, 0), (4, 0), (5, 1), (50, 1)])
+def test_fewer_epochs_shrink_the_schedule_and_more_do_not(epochs, expected, capsys):
+    changed = change_config(RECIPES["laptop"](), {"epochs": epochs})
+    assert (changed.epochs, changed.warmup_epochs) == (epochs, expected)
+    said = capsys.readouterr().err
+    assert ("--warmup-epochs is 0: 1 of 5 epochs, in proportion" in said) == (expected == 0)
+
+
+def test_a_step_schedule_shrinks_in_proportion():
+    changed = change_config(RECIPES["detr_small"](), {"epochs": 65})
+    assert changed.low_lr_epochs == RECIPES["detr_small"]().low_lr_epochs // 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": 2, "warmup_epochs": 3}, "--warmup-epochs 3 must be less than --epochs 2"),
+        ({"epochs": 0}, "--epochs 0 must be at least 1"),
+        ({"absolute": "x"}, "--absolute 'x' is not one of keep"),
+        ({"table_lr": 0.0}, "--table-lr 0.0 must be greater than 0"),
+    ],
+)
+def test_errors_name_options(changes, message):
+    with pytest.raises(ValueError, match=message):
+        change_config(RECIPES["laptop"](), changes)
+
+
+def test_settings_are_shown_and_given_back(tmp_path):
+    done = irpe("train", "laptop", "--epochs", "1", "--model-args", TINY, "--show", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "mine.json").write_text(done.stdout)
+    again = irpe("train", "--config", "mine.json", "--lr", "0.5", "--show", cwd=tmp_path)
+    before, after = json.loads(done.stdout), json.loads(again.stdout)
+    assert {name for name in before if before[name] != after[name]} == {"lr", "sha256"}
+    both = irpe("train", "laptop", "--config", "mine.json", cwd=tmp_path)
+    assert both.returncode == 1
+    assert "cannot be combined with the recipe laptop" in both.stderr
+    wrong = irpe("train", "--config", "mine.json", "--device", "gpu", cwd=tmp_path)
+    assert "device 'gpu' is not one of auto, cpu" in wrong.stderr
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").rglob("*"))
+
+
+def test_the_list_of_recipes_begins_with_what_a_laptop_can_run(tmp_path):
+    lines = irpe("train", "--list", cwd=tmp_path).stdout.splitlines()
+    assert lines[0] == "For a laptop:"
+    small = [line.split()[0] for line in lines[1 : lines.index("For GPUs:")] if line[1] != " "]
+    assert small == ["laptop", "laptop_64", "detr_small"]
+    assert len(lines) < 40
+
+
+def test_help_names_no_types_of_python(tmp_path):
+    for command in ("ablate", "train", "eval", "show", "profile", "convert", "models"):
+        assert "<" not in irpe(command, "--help", cwd=tmp_path).stdout
+    assert typer.core.TyperOption  # which prints them by itself

@@ -1,0 +1,59 @@
+"""The sweep on a part of the models; all of them are `python -m tests.sweep`."""
+
+import pytest
+import timm
+from sweep import page, timm_models, transformers_models
+
+EQUIPPED = ["test_vit", "vit_tiny_patch16_dinov3_qkvb", "test_maxvit", "twins_svt_small"]
+REFUSED = ["convit_tiny", "vit_pwee_patch16_reg1_gap_256", "xcit_nano_12_p16_224"]
+
+
+def test_rows_of_some_models():
+    rows = timm_models.rows([*EQUIPPED[:2], REFUSED[0], "resnet18"], run=False)
+    found = [(row.model, row.verdict, list(row.names)) for row in rows]
+    assert found == [
+        ("convit.ConVit", "refused", ["convit_tiny"]),
+        ("eva.Eva", "equipped", ["vit_tiny_patch16_dinov3_qkvb"]),
+        ("vision_transformer.VisionTransformer", "equipped", ["test_vit"]),
+    ]
+    assert "cannot be equipped: timm.models.convit.GPSA mixes attention" in rows[0].sentence
+    assert rows[1].sentence == "EvaAttention"
+
+
+SENTENCE = "E cannot be equipped: it has no grid. Supported are others. docs/adapters.md"
+
+
+def test_the_page_counts_models_and_classes():
+    timm_rows = [("a.A", "b.B", 3, "equipped", "B"), ("a.C", "b.D", 2, "refused", "x | y")]
+    text = page.render(timm_rows, [("E", "e", "refused", SENTENCE)])
+    assert "Models with attention: 3 equipped, 2 refused." in text
+    assert "Classes that take images: 1 refused." in text
+    assert "| E | e | refused | it has no grid |" in text
+    assert "| a.C | b.D | 2 | refused | x \\| y |" in text
+
+
+@pytest.mark.slow
+def test_a_part_of_timm():
+    rows = timm_models.rows([*EQUIPPED, *REFUSED])
+    assert {name for row in rows if row.verdict == "equipped" for name in row.names} == {*EQUIPPED}
+    assert all(row.sentence.endswith(" run") for row in rows if row.verdict == "equipped")
+
+
+@pytest.mark.slow
+def test_every_stock_vit_and_swin_of_timm_is_equipped():
+    names = timm.list_models(["vit_*", "deit*", "swin_*", "swinv2_*", "beit*", "eva*"])
+    refused = [row for row in timm_models.rows(names, run=False) if row.verdict != "equipped"]
+    known = ("ParallelScalingBlock", "DiffAttention")
+    assert all(any(kind in row.sentence for kind in known) for row in refused), refused
+
+
+@pytest.mark.slow
+def test_a_part_of_transformers(monkeypatch):
+    names = ["ViTModel", "CLIPVisionModel", "ResNetModel"]
+    monkeypatch.setattr(transformers_models, "names_of_classes", lambda: names)
+    found = {name: verdict for name, _, verdict, _ in transformers_models.verdicts()}
+    assert found == {
+        "ViTModel": "equipped",
+        "CLIPVisionModel": "equipped",
+        "ResNetModel": "refused",
+    }
