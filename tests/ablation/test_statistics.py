@@ -90,6 +90,14 @@ def test_a_tie_that_costs_more_is_not_worth_it():
     assert words[-1] == "Next: irpe ablate --data FOLDER (your images)"
 
 
+def test_what_moves_best_at_a_loss_is_not_the_only_advice():
+    rows = [row("absolute", 60, 64, moved=20), row("none", 50, 54, moved=80)]
+    rows.append(row("K", 61, 63, moved=50))
+    words = answer(rows, "laptop", "embedded")[1]
+    assert words.startswith("If objects move: use none, +60.0 ± ")
+    assert ". Without a loss where they do not: use K, +30.0 ± " in words
+
+
 def test_what_does_not_help_is_said():
     words = answer([row("absolute", 60, 64), row("none", 30, 34)], "laptop", "embedded")
     assert "keep absolute. The best of the others, none, is worse (-30.0 ± " in words[0]
@@ -108,7 +116,7 @@ def test_an_encoding_that_did_nothing_is_no_comparison():
     ("encoding", "absolute", "expected"),
     [
         ("none", "keep", ""),
-        ("none", "none", "no position at all: patches are a set"),
+        ("none", "none", "no position at all (patches are a set)"),
         ("product-bias-k", "none", "a learned score for each relative position (product), added"),
         (
             "cross-contextual-qkv",

@@ -59,7 +59,7 @@ def _meanings(rows: Sequence[RowResult]) -> list[str]:
 def describe(row: AblationRow) -> str:
     """Returns what a relative encoding is, in a line; nothing for what needs no words."""
     if (row.encoding, row.absolute) == ("none", "none"):
-        return "no position at all: patches are a set"
+        return "no position at all (patches are a set)"
     encoding = None if row.encoding == "none" else parse_encoding(row.encoding)
     if isinstance(encoding, Joined):
         tables = describe(AblationRow(row.name, str(encoding.tables), row.absolute))
@@ -104,21 +104,33 @@ def _as_they_are(reference: RowResult, others: Sequence[RowResult]) -> tuple[Row
 
 def _moved(reference: RowResult, others: Sequence[RowResult]) -> str:
     """Returns what to use if objects are not always where they were in training."""
-
-    def overall(row: RowResult) -> float:
-        return statistics.mean(row.mean(shift) for shift in SHIFTS)
-
-    best = max(others, key=overall)
-    gains = ", ".join(
-        f"{difference(best, reference, shift)} moved by {shift}" for shift in SHIFTS[1:]
-    )
-    verdicts = [compare(best, reference, shift) for shift in SHIFTS[1:]]
-    if "better" not in verdicts or "worse" in verdicts or overall(best) <= overall(reference):
+    better = [row for row in others if _keeps_more(row, reference)]
+    if not better:
         return f"If objects move: nothing here is clearly better than {reference.name}."
-    return (
-        f"If objects move: use {best.name}, {gains}; as they are {difference(best, reference)}, at "
-        f"{_cost(best, reference)}."
-    )
+    best = max(better, key=_overall)
+    text = f"If objects move: {_gains(best, reference)}"
+    equal = [row for row in better if compare(row, reference) != "worse"]
+    if best in equal or not equal:
+        return f"{text}."
+    second = max(equal, key=_overall)
+    return f"{text}. Without a loss where they do not: {_gains(second, reference)}."
+
+
+def _keeps_more(row: RowResult, reference: RowResult) -> bool:
+    """Returns whether a row is better than another on moved images, and not only there."""
+    verdicts = [compare(row, reference, shift) for shift in SHIFTS[1:]]
+    is_better = "better" in verdicts and "worse" not in verdicts
+    return is_better and _overall(row) > _overall(reference)
+
+
+def _overall(row: RowResult) -> float:
+    return statistics.mean(row.mean(shift) for shift in SHIFTS)
+
+
+def _gains(row: RowResult, reference: RowResult) -> str:
+    gains = [f"{difference(row, reference, shift)} moved by {shift}" for shift in SHIFTS[1:]]
+    as_they_are = f"as they are {difference(row, reference)}"
+    return f"use {row.name}, {', '.join([*gains, as_they_are])}, at {_cost(row, reference)}"
 
 
 def _cost(row: RowResult, reference: RowResult) -> str:

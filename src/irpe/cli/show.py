@@ -144,7 +144,7 @@ for _command in (show_learned.weights, show_learned.attention, show_learned.tabl
     app.command(rich_help_panel=_RUNS, epilog=show_learned.EPILOGS[_command.__name__])(_command)
 
 
-@app.command(rich_help_panel=_RUNS, epilog="Example: `irpe show training runs/ablation/cells/*`")
+@app.command(rich_help_panel=_RUNS, epilog="Example: `irpe show training ABLATION/cells/*`")
 def training(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Output = Path("training.png"),

@@ -16,7 +16,7 @@ from irpe.extras import require
 from irpe.files import check_writable, write_text
 from irpe.progress import track
 
-EPILOG = "Example: `irpe show robustness runs/ablation/cells/* --sizes 48,56,64,80 -o robust.png`"
+EPILOG = "Example: `irpe show robustness ABLATION/cells/* --sizes 48,56,64,80 -o robust.png`"
 _COLUMNS = 6  # that fit in 80 characters
 
 
