@@ -268,7 +268,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     left.axhline(1.0, color="black", linewidth=0.8)
     left.set_ylabel("training step, time relative to SDPA")
     left.legend(fontsize=7)
-    for name in next(iter(results["memory"].values())):
+    for name in {name: None for found in results["memory"].values() for name in found}:
         taken = [found.get(name) for found in results["memory"].values()]
         right.plot(list(results["memory"]), taken, marker="o", label=name)
     right.set_ylabel("peak memory of a training step in MB")

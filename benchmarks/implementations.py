@@ -84,7 +84,7 @@ def candidates(shape: tuple[int, int, int, int], name: str) -> list[str]:
     return [
         impl
         for impl in IMPLEMENTATIONS
-        if impl != "reference"
+        if impl not in ("reference", "triton")
         and (is_small or impl == "blockwise")
         and (impl != "folded" or name.startswith("cross"))
     ]

@@ -101,19 +101,20 @@ def leaf(*shape, seed=0):
 
 
 def tokens(*counts, dim=16):
-    return [leaf(2, 3, count, dim, seed=i) for i, count in enumerate(counts)]
+    return [leaf(2, 2, count, dim, seed=i) for i, count in enumerate(counts)]
 
 
 def check_dropout():
     """The pairs that were dropped are found with unit vectors as values."""
-    case = Case(RPESpec("cross", targets="qkv", index=Clip(1)), (3, 5), dim=16, dtype=torch.float32)
+    spec = RPESpec("cross", targets="qkv", index=Clip(1))
+    case = Case(spec, (5, 7), 1, batch=1, dim=36, dtype=torch.float32)  # several tiles
 
     def attend(**arguments):
         torch.manual_seed(3)
         return case.attention("triton", dropout_p=0.4, **arguments)
 
     v, tables = case.v, case.tables
-    case.v = torch.eye(16).expand(2, 2, -1, -1)
+    case.v = torch.eye(36).expand(1, 2, -1, -1)
     case.tables = {name: ts for name, ts in tables.items() if name != "value_tables"}
     kept = (attend() != 0).float()
     assert 0.5 < kept.mean() < 0.7
@@ -144,7 +145,7 @@ def check_rectangles():
         maps = [BucketMap(ids, 7)]
         q, k, v = tokens(21, 34, 34)
         names = ("query_tables", "key_tables", "value_tables")
-        tables = {name: [leaf(3, 7, 16, seed=i)] for i, name in enumerate(names)}
+        tables = {name: [leaf(2, 7, 16, seed=i)] for i, name in enumerate(names)}
         tables["bias_tables"] = [leaf(1, 7)]
         leaves = [q, k, v, *(t for ts in tables.values() for t in ts)]
 
@@ -159,7 +160,7 @@ def check_joined_tables():
     maps = bucket_maps(RPESpec("cross", index=Clip(2)), (4, 5), 1)
     q, k, v = tokens(21, 21, 21, dim=24)
     rows = [m.num_buckets for m in maps]
-    halves = [leaf(1, rows[0], 8), leaf(3, rows[1], 16)]
+    halves = [leaf(1, rows[0], 8), leaf(2, rows[1], 16)]
     tied = [leaf(1, count, 24) for count in rows]
     for tables in (
         {"key_tables": halves, "value_tables": halves},

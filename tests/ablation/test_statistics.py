@@ -124,7 +124,7 @@ def test_an_encoding_that_did_nothing_is_no_comparison():
             "3 learned vectors for each relative position (cross), multiplied with keys, queries "
             "and attention weights, beside the absolute encoding",
         ),
-        ("transformer-xl", "none", "the encoding transformer-xl"),
+        ("transformer-xl", "none", "projected sines of the offset, any grid"),
     ],
 )
 def test_encodings_are_described_in_a_line(encoding, absolute, expected):

@@ -19,7 +19,7 @@ from irpe.adapters.hosts.timm import REFUSED
 from irpe.adapters.refusals import is_attention, name_of
 
 SPEC = "product-contextual-k"
-MOST_PARAMETERS = 105_000_000  # of a model that is run
+MOST_PARAMETERS = 60_000_000  # of a model that is run
 
 
 @dataclass

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from irpe.ablation.cells import SHIFTS
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import RowResult, compare, paired_difference
-from irpe.core.encodings import parse_encoding
+from irpe.core.encodings import Joined, parse_encoding
 from irpe.core.encodings.spec import RPESpec
+from irpe.profile.catalogue import LINES
 from irpe.train.config import EMBEDDED
 
 _REMEDY = "train longer, or raise --table-lr"
@@ -60,8 +61,12 @@ def describe(row: AblationRow) -> str:
     if (row.encoding, row.absolute) == ("none", "none"):
         return "no position at all (patches are a set)"
     encoding = None if row.encoding == "none" else parse_encoding(row.encoding)
+    if isinstance(encoding, Joined):
+        tables = describe(AblationRow(row.name, str(encoding.tables), row.absolute))
+        return f"queries and keys are rotated ({encoding.rotation}); {tables}"
     if not isinstance(encoding, RPESpec):
-        return "" if encoding is None else f"the encoding {encoding}"
+        name = row.encoding.partition("@")[0]
+        return "" if encoding is None else LINES.get(name, f"the encoding {encoding}")
     beside = {"keep": ", beside the absolute encoding", "none": ""}
     tail = beside.get(row.absolute, f", beside a {row.absolute}")
     if encoding.mode == "bias":

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from irpe.core.choices import check_choice
 from irpe.models.paper import FIGURE_3, TABLES, PaperRow
 
+MODERN = "modern"  # the table of what backbones of today have
+
 
 @dataclass(frozen=True)
 class AblationRow:
@@ -34,10 +36,30 @@ def default_rows() -> list[AblationRow]:
     ]
 
 
-def table_rows(table: int) -> list[AblationRow]:
+def modern_rows(side: int) -> list[AblationRow]:
+    """Returns what backbones of today have, beside contextual encodings and together with them.
+
+    Args:
+        side: The patches along a side: `decomposed` has a table row for each of their offsets.
+    """
+    return [
+        AblationRow("none", "none", "none"),
+        AblationRow("absolute", "none", "keep"),
+        AblationRow("rope-axial", "rope-axial", "none"),
+        AblationRow("rope-mixed", "rope-mixed", "none"),
+        AblationRow("decomposed", f"decomposed@{side}", "none"),
+        AblationRow("log-cpb", "log-cpb", "none"),
+        AblationRow("K", "product-contextual-k", "none"),
+        AblationRow("QKV", "product-contextual-qkv", "none"),
+        AblationRow("rope-axial + K", "rope-axial+product-contextual-k", "none"),
+        AblationRow("absolute + QKV", "product-contextual-qkv", "keep"),
+    ]
+
+
+def table_rows(table: str) -> list[AblationRow]:
     """Returns the rows of the paper's Table 1, 2, 3 or 4."""
-    check_choice("--table", table, TABLES)
-    return _of_paper(TABLES[table])
+    check_choice("--table", table, [*map(str, TABLES), MODERN])
+    return _of_paper(TABLES[int(table)])
 
 
 def bucket_rows() -> list[AblationRow]:

@@ -36,6 +36,8 @@ EPILOG = """
 
 `irpe ablate --table 4 --grid 14` (the rows of the paper's Table 4 on 14 x 14 patches)
 
+`irpe ablate --table modern --data FOLDER` (rotary or relative?)
+
 `irpe ablate --row K=product-contextual-k --row shaw=shaw` (rows of your own)
 
 Stop at any moment: the same command continues, and finished runs are not repeated.
@@ -49,7 +51,11 @@ def ablate(
         typer.Option(help="The recipe that every run trains [laptop; with --data laptop_64]."),
     ] = None,
     table: Annotated[
-        int | None, typer.Option(help="Compare the encodings of the paper's Table 1, 2, 3 or 4.")
+        str | None,
+        typer.Option(
+            help="Compare the encodings of the paper's Table 1, 2, 3 or 4; or 'modern': rotary, "
+            "decomposed and continuous encodings beside the paper's."
+        ),
     ] = None,
     buckets: Annotated[
         bool, typer.Option("--buckets", help="Compare numbers of buckets (Fig. 3).")
@@ -83,7 +89,7 @@ def ablate(
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
     chosen = change_config(find_recipe(recipe, RECIPES), given)
     base = _with_grid(chosen, grid).with_absolute_paths()
-    title, short, rows = _choose_rows(table, buckets, row or [])
+    title, short, rows = _choose_rows(table, buckets, row or [], base)
     folder = output or default_folder(base.data, short)
     report = _run(title, recipe, rows, base, seeds, jobs, folder)
     report.write(folder / "report")
@@ -149,10 +155,17 @@ def _show(report: "AblationReport", folder: Path) -> None:
 
 
 def _choose_rows(
-    table: int | None, buckets: bool, own: list[str]
+    table: str | None, buckets: bool, own: list[str], base: ClassifierConfig
 ) -> tuple[str, str, list["AblationRow"]]:
     """Returns a title, a short name, and the rows."""
-    from irpe.ablation.rows import bucket_rows, default_rows, parse_row, table_rows
+    from irpe.ablation.rows import (
+        MODERN,
+        bucket_rows,
+        default_rows,
+        modern_rows,
+        parse_row,
+        table_rows,
+    )
 
     if sum([table is not None, buckets, bool(own)]) > 1:
         raise ValueError("--table, --buckets and --row cannot be combined")
@@ -163,6 +176,9 @@ def _choose_rows(
         return "Number of buckets (the paper's Fig. 3)", "buckets", bucket_rows()
     if table is None:
         return "Ablation", "default", default_rows()
+    if table == MODERN:
+        side = max(1, base.image_size // int(base.model_args.get("patch_size", 16)))
+        return "Encodings of today's backbones", MODERN, modern_rows(side)
     return f"The rows of the paper's Table {table}", f"table-{table}", table_rows(table)
 
 

@@ -89,12 +89,16 @@ class CapturedAttention:
         self._check_scores()
         arguments: dict[str, Any] = {"attn_mask": self.attn_mask, "scale": self.scale}
         if self.rotated is not None:
-            of_queries, of_keys = self.rotated
-            arguments["rotate"] = lambda x: of_queries if x is self.q else of_keys
+            arguments["rotate"] = self._rotate
         if self.temperature is not None:
             arguments["temperature"] = self.temperature
         with torch.no_grad():
             return self.encoding.weights(self.q, self.k, grid=self.grid, **arguments).mean(0)
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        """Returns the queries or the keys as the model rotated them."""
+        assert self.rotated is not None
+        return self.rotated[0 if x is self.q else 1]
 
     def attention_without(self) -> HeadPairs:
         """Returns the weights of the same queries and keys without the encoding."""
