@@ -1,5 +1,6 @@
 """What the rows of an ablation cost: parameters, multiply-accumulates, time and memory."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ class RowCost:
     Args:
         parameters: The number of learned parameters.
         macs: Multiply-accumulates for one image.
-        step: Seconds of a forward and a backward pass over a batch, the best of some rounds.
+        step: CPU seconds of a forward and a backward pass over a batch, the best of some rounds.
     """
 
     parameters: int
@@ -49,7 +50,9 @@ def measure_row_costs(
     torch.set_num_threads(1)
     try:
         best = interleaved(
-            {name: partial(_step, model.train(), images) for name, model in models.items()}, rounds
+            {name: partial(_step, model.train(), images) for name, model in models.items()},
+            rounds,
+            time.process_time,
         )
     finally:
         torch.set_num_threads(threads)

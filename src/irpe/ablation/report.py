@@ -26,7 +26,7 @@ LEGEND = (
     "Mean over the seeds ± half the distance between the best and the worst seed, in brackets the "
     "standard error over the test images. Moved: each image shifted right, down, left or up by "
     "whole patches, black where nothing is known. Effect: how much of the attention's output the "
-    "encoding is. Step: time of a training step, one thread, relative to the fastest row."
+    "encoding is. Step: CPU time of a training step, one thread, relative to the fastest row."
 )
 
 
