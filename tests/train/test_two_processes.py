@@ -69,7 +69,8 @@ def test_two_processes_train_the_classifier_that_one_trains(folder):
     one, two = (load_checkpoint(folder / n / "checkpoint.pt") for n in RUNS["classifier"])
     assert one["epoch"] == two["epoch"] == 2  # 12 steps
     for name, value in one["model"].items():
-        torch.testing.assert_close(two["model"][name], value, atol=1e-5, rtol=0, msg=name)
+        atol = 1e-5 * (CLASSIFIER.table_lr if ".rpe." in name else 1)  # Adam's steps are the rate
+        torch.testing.assert_close(two["model"][name], value, atol=atol, rtol=0, msg=name)
     for row_of_one, row_of_two in zip(one["history"], two["history"], strict=True):
         for name in ("top1", "top5"):
             assert row_of_one[name] == row_of_two[name]

@@ -68,7 +68,7 @@ def test_other_encodings_have_their_tables_too(name):
 
 
 def test_what_has_no_tables_is_an_error():
-    with pytest.raises(ValueError, match="transformer-xl has no tables"):
+    with pytest.raises(ValueError, match="transformer-xl has no learned tables"):
         table_norms(encoding("transformer-xl"))
     with pytest.raises(ValueError, match="the tables are for 3 axes"):
         table_norms(encoding("product-bias-k@1", ndim=3))

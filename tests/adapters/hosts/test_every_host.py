@@ -288,6 +288,8 @@ def test_dropout_of_attention_is_for_training_only(make, x, prefix):
     kind = type(make())
     name = names.get(kind.__module__.partition(".")[0], "attention_probs_dropout_prob")
     name = "attention_dropout" if "Detr" in kind.__name__ else name
+    if kind.__name__ == "MaxxVit":
+        pytest.skip("timm's MaxViT sets the dropout of attention within a configuration")
     model = equipped(functools.partial(make, **{name: 0.5}))
     torch.testing.assert_close(predict(model, x), predict(equipped(make), x))
     for attention in equipped_attentions(model).values():

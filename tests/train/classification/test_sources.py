@@ -187,7 +187,7 @@ def test_labels_of_val_count_the_classes_of_train(tmp_path):
 
 
 def test_classes_that_are_not_trained(tmp_path):
-    make_folder(tmp_path, splits=("train",), classes=("ant",), count=1)
+    make_folder(tmp_path, splits=("train",), classes=("ant", "cat"), count=1)
     make_folder(tmp_path, splits=("val",), classes=("ant", "bee"), count=1)
     with pytest.raises(ValueError, match="classes that train lacks: bee"):
         open_images(str(tmp_path))
