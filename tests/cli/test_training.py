@@ -106,7 +106,7 @@ def test_resume_takes_everything_from_the_run(run):
         (["show", "buckets", "product-contextual-k@1e300"], "write a smaller ratio or beta"),
         (["show", "robustness", "nowhere", "--sizes", "9" * 5000], "write integers such as"),
         (["profile", "--resolutions", "9" * 5000], "write sizes such as"),
-        (["ablate", "--table", "7"], "--table 7 is not one of 1, 2, 3, 4"),
+        (["ablate", "--table", "7"], "--table '7' is not one of 1, 2, 3, 4, modern"),
         (["ablate", "--table", "1", "--buckets"], "cannot be combined"),
         (["ablate", "--grid", "5"], "--grid 5 does not divide the image of 28 pixels"),
         (["ablate", "--row", "K"], "is not of the form NAME=ENCODING"),
