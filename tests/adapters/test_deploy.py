@@ -60,3 +60,10 @@ def test_inductor_compiles_a_whole_model_without_a_graph_break():
     for a, e in zip(actual, expected, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-3, atol=1e-4)
     torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the former exporter
+def test_the_former_onnx_exporter_is_refused_with_the_remedy(tmp_path):
+    model, x = small_model("product-contextual-qkv"), torch.randn(1, 3, 32, 48)
+    with pytest.raises(RuntimeError, match=r"dynamo=False.*pass dynamo=True"):
+        torch.onnx.export(model, (x,), tmp_path / "model.onnx", dynamo=False)

@@ -75,6 +75,9 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     """
     if torch.compiler.is_exporting():
         return "plain", "an exporter gets operators that it knows"
+    if torch.jit.is_tracing():
+        _check_exporter()
+        return "plain", "a trace gets operators that it knows"
     if _is_transformed():
         return "plain", "torch.func and forward-mode differentiation need plain operators"
     fused = _why_triton(call)
@@ -89,6 +92,15 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     elif blocked is not None:
         return "plain", f"blockwise is out: {blocked}; whole is out: {whole.supports(call)}"
     return "blockwise", _REMARKS["blockwise"]
+
+
+def _check_exporter() -> None:
+    """Raises an error in PyTorch's former ONNX exporter, which fails on newer operators."""
+    if torch.onnx.is_in_onnx_export():
+        raise RuntimeError(
+            "torch.onnx.export(..., dynamo=False) does not know all operators of attention with an "
+            "encoding: leave dynamo out, or pass dynamo=True"
+        )
 
 
 def _why_triton(call: AttentionCall) -> str | None:
