@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -144,9 +145,7 @@ def _run(config: RunConfig, directory: Path, device: str, is_new: bool) -> None:
                 weights = load_checkpoint(checkpoint)["model"] if checkpoint.exists() else None
                 task = open_task(config, bar, weights)
             trainer = Trainer(task, directory, accelerator, bar)
-            for line in _begin(trainer) if is_shown else ():
-                typer.echo(line, err=True)
-            fitted = run_to_end(trainer)
+            fitted = run_to_end(trainer, partial(_begin, trainer) if is_shown else None)
     except StoppedError as stop:
         if is_shown:
             typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
@@ -170,14 +169,14 @@ def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     return lines
 
 
-def _begin(trainer: "Trainer") -> list[str]:
-    """Returns what is trained, in lines, and what the user should know about the data."""
+def _begin(trainer: "Trainer") -> None:
+    """Prints what is trained, and what the user should know about the data."""
     from irpe.train.overview import describe_run
 
     count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
     facts = describe_run(trainer.task, count, trainer.accelerator.device)
     facts["output"] = str(trainer.directory)
-    return [*format_facts(facts), *trainer.task.notes]
+    typer.echo("\n".join([*format_facts(facts), *trainer.task.notes]), err=True)
 
 
 def _print_recipes() -> None:

@@ -5,7 +5,7 @@ randomness follows from the seed and that position, so a resumed run equals an u
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +67,16 @@ def fit(
     return run_to_end(Trainer(task, directory, accelerator, progress))
 
 
-def run_to_end(trainer: "Trainer") -> FitResult:
-    """Trains to the end, or until the process is asked to stop; then the run saves itself."""
+def run_to_end(trainer: "Trainer", begin: Callable[[], object] | None = None) -> FitResult:
+    """Trains to the end, or until the process is asked to stop; then the run saves itself.
+
+    Args:
+        trainer: The run.
+        begin: Called when the run has its directory to itself, before the first step.
+    """
     with trainer, stop_requests() as stopped:
+        if begin is not None:
+            begin()
         trainer.run(stopped)
     return FitResult(trainer.final_model(), trainer.history, trainer.score)
 
