@@ -75,7 +75,7 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     """
     if torch.compiler.is_exporting():
         return "plain", "an exporter gets operators that it knows"
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         _check_exporter()
         return "plain", "a trace gets operators that it knows"
     if _is_transformed():
