@@ -93,7 +93,7 @@ def _attend_in_windows(
     windows = _split(rolled, window)  # batch windows tokens channels
     mask = _mask(window, size, shift, x)
     if mask is not None:
-        mask = mask.repeat(len(x), 1, 1, 1)
+        mask = mask.repeat(x.shape[0], 1, 1, 1)  # an exporter would fix len(x)
     masks = [each for each in (bias, mask) if each is not None]
     z = attend(windows.flatten(0, 1), sum(masks[1:], masks[0]) if masks else None)
     z = attention.proj(z.transpose(1, 2).flatten(2))
