@@ -119,7 +119,7 @@ class RPEGlobalContextAttention(gcvit.WindowAttentionGlobal):
         else:
             heads = (self.num_heads, -1)
             k, v = self.qkv(x).unflatten(-1, (2, *heads)).permute(2, 0, 3, 1, 4).unbind(0)
-            q = q_global.repeat_interleave(len(x) // len(q_global), dim=0)
+            q = q_global.repeat_interleave(x.shape[0] // q_global.shape[0], dim=0)
             q = q.reshape(*x.shape[:2], *heads).transpose(1, 2)
         mask = _own_bias(self)
         return project_out(self, attend(self, q, k, v, self.window_size, mask))
