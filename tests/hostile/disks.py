@@ -29,7 +29,7 @@ WRITING = [
     ["show", "cost", "--resolutions", "224", "-o", "x.png"],
     ["profile", "vit_tiny_patch16_224", "--rounds", "0", "-o", "x.md"],
     ["train", "--resume", "run"],
-    ["train", "laptop", "--data", "images", "--epochs", "2", "--batch-size", "4", "-o", "new"],
+    ["train", "laptop", "--data", "images", "--epochs", "5", "--batch-size", "4", "-o", "new"],
 ]
 
 
