@@ -30,7 +30,7 @@ LEGEND_ON_SCREEN = (
 EPILOG = """
 **Examples**
 
-`irpe ablate` (six rows, two seeds, the embedded images; 5 minutes on 2 cores)
+`irpe ablate` (six rows, two seeds, the embedded images; 3 minutes on 2 cores)
 
 `irpe ablate --data FOLDER --seeds 3` (your images, with the budget of the recipe laptop_64)
 
