@@ -1,6 +1,7 @@
 """Rotary, decomposed and continuous encodings, against loops over their equations and timm."""
 
 import copy
+import functools
 import math
 import pickle
 
@@ -8,13 +9,14 @@ import oracles_modern as modern
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from nn.random_encodings import DIM, HEADS, nested
+from nn.random_encodings import make as make_random
 from oracles_others import positions_of
 from pairs import all_pairs, text
 from torch import nn
 
 from irpe import RelativePositionEncoding, bucket_maps, rpe_attention
 
-HEADS, DIM = 2, 12
 ORACLES = {
     "rope-axial": modern.rope_axial,
     "rope-axial@7.5": lambda *on: modern.rope_axial(*on, base=7.5),
@@ -32,29 +34,7 @@ JOINED = [
     "rope-axial+log-cpb",
 ]
 GRIDS = [(3, 5), (1, 9), (1, 1), (7,), (2, 3, 4)]
-
-
-def make(name, grid, prefix, dtype=torch.float64, dim=DIM):
-    """An encoding with random parameters, and random queries, keys and values."""
-    generator = torch.Generator().manual_seed(0)
-    encoding = RelativePositionEncoding(name, HEADS, dim, prefix, len(grid), dtype=dtype)
-    for parameter in encoding.parameters():
-        numbers = torch.randn(parameter.shape, generator=generator, dtype=dtype)
-        parameter.data = numbers * 0.3
-    shape = (3, 2, HEADS, prefix + torch.Size(grid).numel(), dim)
-    qkv = torch.randn(shape, generator=generator, dtype=dtype)
-    return encoding, [x.clone().requires_grad_() for x in qkv]
-
-
-def nested(encoding):
-    learned = {}
-    for name, parameter in encoding.named_parameters():
-        role, is_table, _ = name.partition(".")
-        if is_table:
-            learned.setdefault(role, []).append(parameter[0].tolist())
-        else:
-            learned[name] = parameter.tolist()
-    return learned
+make = functools.partial(make_random, spread=0.3)
 
 
 def loops(name, encoding, q, k, grid, prefix):

@@ -7,13 +7,13 @@ import oracles_others as others
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from nn.random_encodings import DIM, HEADS, make, nested
 from pairs import all_pairs, text
 from torch import nn
 
 from irpe import RelativePositionEncoding, RPEAttention
 from irpe.core.sinusoid import _cached_sinusoids
 
-HEADS, DIM = 2, 12
 ORACLES = {
     "shaw": others.shaw,
     "huang": others.huang,
@@ -23,30 +23,6 @@ ORACLES = {
 }
 BY_AXIS = ("sasa@9", "axial-deeplab@2")
 GRIDS = [(3, 5), (1, 9), (1, 1), (7,), (2, 3, 4)]
-
-
-def make(name, grid, prefix, dtype=torch.float64):
-    """An encoding with random parameters, and random queries, keys and values."""
-    generator = torch.Generator().manual_seed(0)
-    encoding = RelativePositionEncoding(name, HEADS, DIM, prefix, len(grid), dtype=dtype)
-    for parameter in encoding.parameters():
-        numbers = torch.randn(parameter.shape, generator=generator, dtype=dtype)
-        parameter.data = numbers * 0.5
-    shape = (3, 2, HEADS, prefix + torch.Size(grid).numel(), DIM)
-    qkv = torch.randn(shape, generator=generator, dtype=dtype)
-    return encoding, [x.clone().requires_grad_() for x in qkv]
-
-
-def nested(encoding):
-    """The parameters as lists, those of a table without its one head."""
-    learned = {}
-    for name, parameter in encoding.named_parameters():
-        name, is_table, _ = name.partition(".")
-        if is_table:
-            learned.setdefault(name, []).append(parameter[0].tolist())
-        else:
-            learned[name] = parameter.tolist()
-    return learned
 
 
 def loops(name, encoding, qkv, grid, prefix, scale):
