@@ -56,12 +56,23 @@ def test_models_that_rotate_or_have_a_temperature(name):
     encoding.register_forward_hook(
         lambda module, args, out: outputs.append((args[2], out)),
     )
+    given = []
+    encoding.register_forward_pre_hook(
+        lambda module, args, kwargs: given.append((*args, kwargs)), with_kwargs=True
+    )
     call = capture(model.eval(), torch.randn(1, 3, 32, 32))[0]
     v, out = outputs[0]
     assert call.rotated is not None or call.temperature is not None
     if call.temperature is None:  # else a bias of the model's own is in the mask
         torch.testing.assert_close(call.attention() @ v[0], out[0].detach())
     assert not torch.allclose(call.attention(), call.attention_without())
+    q, k, _, named = given[0]
+    if named.get("rotate") is not None:
+        q, k = named["rotate"](q), named["rotate"](k)
+    temperature, mask = named.get("temperature"), named.get("attn_mask")
+    scores = q @ k.mT * (named.get("scale") if temperature is None else temperature)
+    scores = scores if mask is None else scores + mask
+    torch.testing.assert_close(call.attention_without(), scores.softmax(-1).mean(0).detach())
 
 
 def test_what_has_no_tables_to_draw():
