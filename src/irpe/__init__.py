@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from irpe.nn.encoding import RelativePositionEncoding
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "BucketMap",
@@ -74,6 +74,8 @@ _MODULES = {name: module for module, names in _SOURCES.items() for name in names
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("irpe")
     if name not in _MODULES:
         raise AttributeError(f"module 'irpe' has no attribute {name!r}")
     importlib.import_module("irpe.ops")  # registers the operators and what they cost

@@ -35,6 +35,12 @@ class BucketMap:
         used_rows: The table rows that occur in `ids`, ascending: the set in Eq. 27.
         num_used_buckets: How many they are: the k of the cost.
         compact_ids: For each pair, the position of its row in `used_rows`.
+
+    Example:
+        >>> import irpe
+        >>> (buckets,) = irpe.bucket_maps("product-contextual-k", grid=(2, 3))
+        >>> buckets.num_buckets, buckets.ids.shape
+        (49, torch.Size([6, 6]))
     """
 
     def __init__(
@@ -113,6 +119,12 @@ def bucket_maps(
         grid: The shape of the grid of patches.
         num_prefix_tokens: How many tokens stand before the patches.
         device: Where the maps are to be.
+
+    Example:
+        >>> import irpe
+        >>> rows, columns = irpe.bucket_maps("cross-contextual-k", grid=(14, 14), num_prefix_tokens=1)
+        >>> rows.ids.shape
+        torch.Size([197, 197])
     """
     return _constant_maps(spec, grid_shape(grid), num_prefix_tokens, device)
 
