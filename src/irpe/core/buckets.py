@@ -122,7 +122,7 @@ def bucket_maps(
 
     Example:
         >>> import irpe
-        >>> rows, columns = irpe.bucket_maps("cross-contextual-k", grid=(14, 14), num_prefix_tokens=1)
+        >>> rows, columns = irpe.bucket_maps("cross-contextual-k", (14, 14), num_prefix_tokens=1)
         >>> rows.ids.shape
         torch.Size([197, 197])
     """

@@ -21,7 +21,8 @@ def load_published(path: str | os.PathLike[str], model: str | nn.Module | None =
 
     Example:
         >>> import irpe
-        >>> model = irpe.load_published("deit_small_patch16_224_ctx_product_50_shared_k.pth")  # doctest: +SKIP
+        >>> name = "deit_small_patch16_224_ctx_product_50_shared_k"
+        >>> model = irpe.load_published(f"{name}.pth")  # doctest: +SKIP
     """
     path = Path(path)
     tensors = read_checkpoint(path)

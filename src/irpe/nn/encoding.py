@@ -46,7 +46,7 @@ class RelativePositionEncoding(nn.Module):
 
     Example:
         >>> import irpe, torch
-        >>> encoding = irpe.RelativePositionEncoding("product-contextual-k", num_heads=2, head_dim=32)
+        >>> encoding = irpe.RelativePositionEncoding("shaw", num_heads=2, head_dim=32)
         >>> q, k, v = torch.randn(3, 8, 2, 98, 32)
         >>> encoding(q, k, v, grid=(7, 14)).shape
         torch.Size([8, 2, 98, 32])
