@@ -1,19 +1,27 @@
-"""What the documentation site makes when it is built: the reference of the commands, the explorer.
+"""What the documentation site makes when it is built.
 
-MkDocs calls `on_files` (`hooks:` in mkdocs.yml).
+The reference of the commands, the explorer, and formulas that a browser shows without a script.
+
+MkDocs calls the functions whose names begin with `on_` (`hooks:` in mkdocs.yml).
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import typer
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from irpe.cli.app import app, use_words
 from irpe.viz.explorer import explorer_page
 
+_CODE_OR_FORMULA = re.compile(
+    r"(?P<code>```.*?```|`[^`]*`)|\$\$(?P<block>.+?)\$\$|\$(?P<inline>[^$\n]+)\$", re.DOTALL
+)
 _TITLE = "# Commands\n\nMade from `irpe COMMAND --help`.\n"
 
 
@@ -24,6 +32,34 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     changes = Path("CHANGELOG.md").read_text().replace("(docs/", "(")
     files.append(File.generated(config, "changes.md", content=changes))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
+    """Takes the formulas out, so that Markdown does not read them."""
+    formulas: list[str] = []
+
+    def take(found: re.Match[str]) -> str:
+        if found["code"]:
+            return found["code"]
+        formulas.append(_as_mathml(found["block"] or found["inline"], bool(found["block"])))
+        return f"FORMULA-{len(formulas) - 1}-"
+
+    text = _CODE_OR_FORMULA.sub(take, markdown)
+    page.meta["formulas"] = formulas
+    return text
+
+
+def on_page_content(html: str, page: Page, **_: object) -> str:
+    """Puts the formulas back, as MathML."""
+    return re.sub(r"FORMULA-(\d+)-", lambda found: page.meta["formulas"][int(found[1])], html)
+
+
+def _as_mathml(latex: str, is_block: bool) -> str:
+    number = re.search(r"\\tag\{([^}]*)\}", latex)
+    plain = re.sub(r"\\tag\{[^}]*\}", "", latex).replace(r"\cr", r"\\")
+    if number:
+        plain += rf"\qquad \text{{({number[1]})}}"
+    return convert(plain, display="block" if is_block else "inline")
 
 
 def commands_page() -> str:
