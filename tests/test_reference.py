@@ -10,15 +10,22 @@ from pathlib import Path
 import pytest
 
 import irpe
+import irpe.profile
+import irpe.train
+import irpe.viz
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = (irpe, irpe.profile, irpe.train, irpe.viz)
+NAMES = [f"{package.__name__}.{name}" for package in PACKAGES for name in package.__all__]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-@pytest.mark.parametrize("name", irpe.__all__)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_public_name_has_an_example_that_runs(name):
     pytest.importorskip("timm", reason="needs the extra 'timm'")
-    (found,) = doctest.DocTestFinder(recurse=False).find(getattr(irpe, name), name)
+    package, _, last = name.rpartition(".")
+    value = getattr(sys.modules[package], last)
+    (found,) = doctest.DocTestFinder(recurse=False).find(value, name)
     assert found.examples
     report: list[str] = []
     doctest.DocTestRunner(optionflags=FLAGS).run(found, out=report.append)
@@ -27,8 +34,8 @@ def test_a_public_name_has_an_example_that_runs(name):
 
 def test_the_reference_shows_every_public_name_once():
     pages = "".join(path.read_text() for path in (ROOT / "docs/reference").glob("*.md"))
-    shown = re.findall(r"^::: irpe\.(\w+)$", pages, re.MULTILINE)
-    assert sorted(shown) == sorted(irpe.__all__)
+    shown = re.findall(r"^::: ([\w.]+)$", pages, re.MULTILINE)
+    assert sorted(shown) == sorted(NAMES)
 
 
 def test_the_site_builds_without_a_warning(tmp_path):

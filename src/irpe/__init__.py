@@ -9,6 +9,8 @@ Code that needs the operators alone, to run an exported program for example, imp
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from irpe.lazy import lazy_names
+
 if TYPE_CHECKING:
     from irpe.adapters.equip import equip
     from irpe.adapters.parameter_groups import parameter_groups
@@ -69,20 +71,11 @@ _SOURCES = {
     "irpe.nn.encoding": ("RelativePositionEncoding",),
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
 }
-_MODULES = {name: module for module, names in _SOURCES.items() for name in names}
+_load, __dir__ = lazy_names("irpe", _SOURCES)
 
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used."""
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("irpe")
-    if name not in _MODULES:
-        raise AttributeError(f"module 'irpe' has no attribute {name!r}")
-    importlib.import_module("irpe.ops")  # registers the operators and what they cost
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return _load(name)
