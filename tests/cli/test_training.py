@@ -115,6 +115,9 @@ def test_resume_takes_everything_from_the_run(run):
         (["ablate", "--jobs", "0"], "--jobs 0 must be at least 1"),
         (["ablate", "--jobs", "100000"], "a cell needs about"),
         (["ablate", "--batch-size", "7000"], "batch_size = 7000 is more than the 6000 images"),
+        (["ablate", "--tune", "--table-lr", "2"], "--tune cannot be combined with --table-lr"),
+        (["ablate", "--tune", "--row", "a=alibi-2d"], "none of the rows a has tables"),
+        (["ablate", "--tune", "--batch-size", "5000"], "--tune holds out 1200 training images: "),
         (["ablate", "--table-lr", "0"], "--table-lr 0.0 must be greater than 0"),
         (["train", "laptop", "--absolute-lr", "-1"], "--absolute-lr -1.0 must be greater than 0"),
     ],
@@ -210,6 +213,27 @@ def test_an_ablation_ends_in_an_answer_and_finished_runs_are_kept(tmp_path):
     other = irpe("ablate", *options, "--epochs", "2", cwd=tmp_path)
     assert other.returncode == 1
     assert "holds another ablation, which differs in epochs: choose another" in other.stderr
+
+
+@pytest.mark.slow
+def test_a_search_for_rates_comes_first_and_is_not_repeated(tmp_path):
+    make_images(tmp_path / "data")
+    options = [*ROWS, "--tune", "--data", "data", "--recipe", "laptop", *QUICK, "--batch-size", "4"]
+    done = irpe("ablate", *options, "--seeds", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "search   first 12 cells, trained on 12 training images" in done.stderr
+    assert "output   runs/ablation-data-absolute-K-tuned" in done.stderr
+    assert "[12/12] " in done.stderr
+    assert "[2/2] " in done.stderr
+    assert "searched on held-out training images: absolute " in " ".join(done.stdout.split())
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}
+    again = json.loads(irpe("ablate", *options, "--seeds", "1", "--json", cwd=tmp_path).stdout)
+    assert [search["row"] for search in again["search"]] == ["absolute", "K"]
+    assert [len(search["tried"]) for search in again["search"]] == [6, 6]
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}
+    output = ["-o", "runs/ablation-data-absolute-K-tuned"]
+    other = irpe("ablate", *[o for o in options if o != "--tune"], *output, cwd=tmp_path)
+    assert "holds another ablation, which differs in tune" in other.stderr
 
 
 def test_one_class_is_refused_and_shown(tmp_path):
