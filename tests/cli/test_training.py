@@ -18,6 +18,8 @@ QUICK = [
     '{"patch_size": 7, "embed_dim": 16, "depth": 1, "num_heads": 2}',
 ]  # fmt: skip
 
+ONE = ["--row", "K=product-contextual-k"]
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -34,7 +36,7 @@ def run(tmp_path_factory):
 
 
 def test_a_run_can_be_evaluated(run):
-    done = irpe("eval", "runs/laptop", "--json", cwd=run)
+    done = irpe("eval", "runs/laptop", "--json", "--device", "cpu", "--threads", "1", cwd=run)
     score = json.loads(done.stdout)
     with (run / "runs/laptop/metrics.csv").open() as file:
         head, row = (line.strip().split(",") for line in file)
@@ -98,6 +100,9 @@ def test_resume_takes_everything_from_the_run(run):
         (["train", "laptop", "-o", "/proc/run"], "cannot be written to"),
         (["train", "--resume", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere"], "nowhere"),
+        (["eval", "nowhere", "--threads", "0"], "--threads 0 must be at least 1"),
+        (["eval", "nowhere", "--device", "gpu"], "device 'gpu' is not one of auto, cpu"),
+        (["train", "laptop", "--log", "wandbb"], "--log 'wandbb' is not one of wandb"),
         (["eval", "nowhere", "--precision", "int8"], "'int8' is not one of no, bf16, fp16"),
         (["train", "laptop", "--root", "x"], "root 'x' is for datasets with a name"),
         (["train", "laptop", "--auto-augment", "rand-mfoo"], "'mfoo' is not a letter or name"),
@@ -117,7 +122,7 @@ def test_resume_takes_everything_from_the_run(run):
         (["ablate", "--batch-size", "7000"], "batch_size = 7000 is more than the 6000 images"),
         (["ablate", "--tune", "--table-lr", "2"], "--tune cannot be combined with --table-lr"),
         (["ablate", "--tune", "--row", "a=alibi-2d"], "none of the rows a has tables"),
-        (["ablate", "--tune", "--batch-size", "5000"], "--tune holds out 1200 training images: "),
+        (["ablate", "--tune", *ONE, "--batch-size", "5000"], "--tune holds out 1200 training im"),
         (["ablate", "--table-lr", "0"], "--table-lr 0.0 must be greater than 0"),
         (["train", "laptop", "--absolute-lr", "-1"], "--absolute-lr -1.0 must be greater than 0"),
     ],

@@ -1,6 +1,7 @@
 """`irpe ablate`: which encoding helps on these images, and at what cost."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,14 +99,15 @@ def ablate(
 
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
-    chosen = change_config(find_recipe(recipe, RECIPES), given)
+    chosen, notes = change_config(find_recipe(recipe, RECIPES), given)
     base = _with_grid(chosen, grid).with_absolute_paths()
     if tune and (searched := {"table_lr", "absolute_lr"} & given.keys()):
         name = min(searched).replace("_", "-")
         raise ValueError(f"--tune cannot be combined with --{name}: it searches this rate")
     title, short, rows = _choose_rows(table, buckets, row or [], base)
     folder = output or default_folder(base.data, f"{short}-tuned" if tune else short)
-    report = _run(title, recipe, rows, base, seeds, jobs, folder, tune)
+    ablation = _Ablation(title, recipe, rows, base, seeds, folder, tune, notes)
+    report = _run(ablation, jobs)
     report.write(folder / "report")
     if as_json:
         typer.echo((folder / "report" / "results.json").read_text())
@@ -115,16 +117,21 @@ def ablate(
         sys.exit(1)
 
 
-def _run(
-    title: str,
-    recipe: str,
-    rows: list["AblationRow"],
-    base: ClassifierConfig,
-    seeds: int,
-    jobs: int | None,
-    folder: Path,
-    is_tuned: bool,
-) -> "AblationReport":
+@dataclass(frozen=True)
+class _Ablation:
+    """What the command line asks for."""
+
+    title: str
+    recipe: str
+    rows: list["AblationRow"]
+    base: ClassifierConfig
+    seeds: int
+    folder: Path
+    is_tuned: bool
+    notes: list[str]
+
+
+def _run(ablation: _Ablation, jobs: int | None) -> "AblationReport":
     """Runs the cells, measures what they cost, and returns the report."""
     from irpe.ablation.cells import plan_cells
     from irpe.ablation.costs import measure_row_costs
@@ -136,20 +143,21 @@ def _run(
     from irpe.train.classification.sources import open_images
     from irpe.train.locks import lock_run
 
+    rows, base, folder = ablation.rows, ablation.base, ablation.folder
     console = Console(stderr=True, highlight=False)
     data = open_images(base.data, base.root, base.holdout)
-    cells = plan_cells(rows, base, seeds, folder)
-    searches = plan_searches(rows, base) if is_tuned else []
+    cells = plan_cells(rows, base, ablation.seeds, folder)
+    searches = plan_searches(rows, base) if ablation.is_tuned else []
     trials = plan_trials(searches, base, folder)
     plan = plan_runs(cells, data, jobs, trials)
-    claim_folder(folder, rows, base, data, is_tuned)
-    for line in format_facts({**plan.facts, "output": str(folder)}):
+    claim_folder(folder, rows, base, data, ablation.is_tuned)
+    for line in (*format_facts({**plan.facts, "output": str(folder)}), *ablation.notes):
         console.print(line, markup=False, soft_wrap=True)
     with lock_run(folder):
         tried = _run_shown(trials, plan, "search: top-1 on held-out training images (%)", console)
         searched = collect_searches(searches, tried.results)
         rows = choose_rates(rows, searched)
-        cells = plan_cells(rows, base, seeds, folder)
+        cells = plan_cells(rows, base, ablation.seeds, folder)
         outcome = _run_shown(cells, plan, "top-1 (%)", console)
         if not outcome.results:
             raise RuntimeError(f"all cells failed: {outcome.failures[0]}")
@@ -157,7 +165,9 @@ def _run(
             costs = measure_row_costs(cells, len(data[0].classes))
     found = collect_rows(rows, outcome.results, costs)
     failures = [str(failure) for failure in (*tried.failures, *outcome.failures)]
-    return AblationReport(title, recipe, found, cells, plan.facts, failures, searched)
+    return AblationReport(
+        ablation.title, ablation.recipe, found, cells, plan.facts, failures, searched
+    )
 
 
 def _run_shown(cells: "Sequence[Cell]", plan: "RunPlan", title: str, console: Console) -> "Outcome":

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from irpe.extras import require
 from irpe.train.classification.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
@@ -52,7 +53,7 @@ class TimmSource:
         self.dataset = dataset
         self.name = name
         self.reader: Any = getattr(dataset, "reader", None)
-        self.is_folder = hasattr(self.reader, "class_to_idx")
+        self.is_folder = type(self.reader).__name__ == "ReaderImageFolder"
         self.classes = self._find_classes()
 
     def __len__(self) -> int:
@@ -244,6 +245,8 @@ def _find_split(folder: Path, split: str) -> Path | str | None:
 def _open_by_name(data: str, split: str, root: str | None) -> Source:
     from timm.data.dataset_factory import create_dataset
 
+    if data.startswith("hfds/"):
+        require("datasets", "hfds")
     folder = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
     options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
     for name in _SPLITS[split]:  # datasets name their splits in several ways
