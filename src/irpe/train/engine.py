@@ -180,7 +180,7 @@ class Trainer:
     def run(self, stopped: StopRequest) -> None:
         """Trains until the end, or until it is asked to stop."""
         self.progress.start("training", self.steps * self.config.epochs, self.done)
-        with Logs(self.directory if self.accelerator.is_main_process else None, self.done) as logs:
+        with Logs(self.directory, self.config, self.done, self.accelerator) as logs:
             while self.epoch < self.config.epochs:
                 self._run_epoch(stopped, logs)
         if self.accelerator.is_main_process and self.history:

@@ -121,15 +121,31 @@ class ClassificationTask:
 
 def classifier_groups(model: nn.Module, config: ClassifierConfig) -> list[dict[str, Any]]:
     """Returns groups for an optimizer; tables and the absolute encoding have rates of their own."""
-    tables = set[str]() if config.encoding == "none" else set(table_names(model))
+    own = rate_fields(model, config)
+    tables = {name for name, field in own.items() if field == "table_lr"}
 
     def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
-        factor = config.table_lr if name in tables else 1.0
-        factor = config.absolute_lr if name == "pos_embed" else factor
+        factor: float = getattr(config, own[name]) if name in own else 1.0
         exempt = is_exempt(model, tables, name, parameter)
         return config.lr * factor, 0.0 if exempt else config.weight_decay
 
     return group_parameters(model, settings)
+
+
+def rate_fields(model: nn.Module, config: ClassifierConfig) -> dict[str, str]:
+    """Returns the field of the configuration that sets a parameter's rate, where it has its own.
+
+    Args:
+        model: The model.
+        config: Its configuration.
+
+    Returns:
+        "table_lr" or "absolute_lr", by the name of the parameter.
+    """
+    tables = [] if config.encoding == "none" else table_names(model)
+    fields = {**dict.fromkeys(tables, "table_lr"), "pos_embed": "absolute_lr"}
+    learned = {name for name, each in model.named_parameters() if each.requires_grad}
+    return {name: field for name, field in fields.items() if name in learned}
 
 
 def open_task(
