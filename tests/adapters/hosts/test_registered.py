@@ -205,7 +205,7 @@ def test_what_a_registered_class_cannot_have():
     with pytest.raises(ValueError, match="absolute 'none'"):
         irpe.equip(make_own(), SPEC, grid=(2, 5), absolute="none")
     irpe.register_host(WithoutSizes, EquippedWithoutSizes)
-    with pytest.raises(ValueError, match="pass head_size= to irpe.register_host"):
+    with pytest.raises(ValueError, match=r"pass head_size= to irpe\.register_host"):
         irpe.equip(WithoutSizes(8, 8), SPEC, grid=(2, 5))
     irpe.register_host(WithoutSizes, EquippedWithoutSizes, head_size=lambda attention: (2, 4))
     assert irpe.equip(WithoutSizes(8, 8), SPEC, grid=(2, 5)).rpe.size.head_dim == 4
