@@ -13,6 +13,7 @@ from irpe.lazy import lazy_names
 
 if TYPE_CHECKING:
     from irpe.adapters.equip import equip
+    from irpe.adapters.hosts.registered import register_host
     from irpe.adapters.parameter_groups import parameter_groups
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
@@ -45,6 +46,7 @@ __all__ = [
     "load_published",
     "parameter_groups",
     "parse_encoding",
+    "register_host",
     "rpe_attention",
     "rpe_attention_weights",
     "rpe_scores",
@@ -56,6 +58,7 @@ __all__ = [
 
 _SOURCES = {
     "irpe.adapters.equip": ("equip",),
+    "irpe.adapters.hosts.registered": ("register_host",),
     "irpe.adapters.parameter_groups": ("parameter_groups",),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
