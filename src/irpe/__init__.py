@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from irpe.core.encodings.spec import RPESpec
     from irpe.core.grid import Grid
     from irpe.core.index import Clip, Piecewise
+    from irpe.core.places import Points, PooledGrid, Subset
+    from irpe.core.positions import Positions
     from irpe.models.published import load_published
     from irpe.nn.attention import RPEAttention
+    from irpe.nn.cross_attention import RPECrossAttention
     from irpe.nn.encoding import RelativePositionEncoding
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 
@@ -36,9 +39,14 @@ __all__ = [
     "Clip",
     "Grid",
     "Piecewise",
+    "Points",
+    "PooledGrid",
+    "Positions",
     "RPEAttention",
+    "RPECrossAttention",
     "RPESpec",
     "RelativePositionEncoding",
+    "Subset",
     "bucket_maps",
     "equip",
     "explain",
@@ -69,8 +77,11 @@ _SOURCES = {
     "irpe.core.encodings.spec": ("RPESpec",),
     "irpe.core.grid": ("Grid",),
     "irpe.core.index": ("Clip", "Piecewise"),
+    "irpe.core.places": ("Points", "PooledGrid", "Subset"),
+    "irpe.core.positions": ("Positions",),
     "irpe.models.published": ("load_published",),
     "irpe.nn.attention": ("RPEAttention",),
+    "irpe.nn.cross_attention": ("RPECrossAttention",),
     "irpe.nn.encoding": ("RelativePositionEncoding",),
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
 }

@@ -24,6 +24,7 @@ from irpe.adapters.unequip import remember_undo
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import CPVT, AnyEncoding, Encoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
+from irpe.core.positions import axes_of
 from irpe.nn.encoding import RelativePositionEncoding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -160,7 +161,7 @@ def _equip_site(site: Site, spec: Encoding, impl: str) -> Undo:
 
 def _make_encoding(site: Site, spec: Encoding, impl: str) -> RelativePositionEncoding:
     like = next(site.attention.parameters())
-    ndim = 2 if site.grid.grid is None else len(site.grid.grid)
+    ndim = 2 if site.grid.grid is None else axes_of(site.grid.grid)
     size = site.num_heads, site.head_dim, site.num_prefix_tokens, ndim
     encoding = RelativePositionEncoding(spec, *size, like.device, like.dtype, impl)
     return encoding.train(site.attention.training)

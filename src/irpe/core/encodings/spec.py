@@ -50,6 +50,7 @@ class RPESpec:
     shared_heads: bool = True
     tied: bool = False
     keeps_output: ClassVar[bool] = True
+    any_positions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
