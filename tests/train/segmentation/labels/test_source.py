@@ -202,7 +202,7 @@ def test_folders_and_splits_that_do_not_exist(tmp_path):
     make_streets(tmp_path, count=1)
     with pytest.raises(FileNotFoundError, match="has no split 'test'; it has train, val"):
         own(tmp_path, "test")
-    with pytest.raises(FileNotFoundError, match="class_names 'nothing.txt' does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"class_names 'nothing.txt' does not exist"):
         own(tmp_path, class_names="nothing.txt")
     (tmp_path / "names.txt").write_text("one\none\n")
     with pytest.raises(ValueError, match="has 'one' twice"):
@@ -215,7 +215,7 @@ def test_layouts_that_say_themselves_what_is_ignored(tmp_path):
     with pytest.raises(ValueError, match=r"ignore_label = 0 is for folders in the library's own"):
         open_pixels(str(tmp_path), "train", ignore_label=0)
     save(tmp_path / "annotations/training/a.png", [[0, 1, 151, 2]] * 3)
-    with pytest.raises(ValueError, match="a.png has the label value 151, which has no class"):
+    with pytest.raises(ValueError, match=r"a.png has the label value 151, which has no class"):
         open_pixels(str(tmp_path), "train").read(0)
     names = tmp_path / "names.txt"
     names.write_text("one\ntwo\n")
