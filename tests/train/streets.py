@@ -6,6 +6,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from irpe.progress import NO_PROGRESS
+from irpe.train.engine import fit
+from irpe.train.processes import make_accelerator
+from irpe.train.segmentation.config import SegmenterConfig
+from irpe.train.segmentation.task import open_task
+
 VOID = 3
 CLASSES = ("sky", "road", "car")
 COLOURS = ((90, 140, 230), (90, 90, 90), (200, 40, 40), (0, 0, 0))  # of the classes and of void
@@ -34,3 +40,30 @@ def make_streets(root, count=8, splits=("train", "val")):
             image.save(root / "images" / split / f"{index}.png")
             Image.fromarray(labels).save(root / "labels" / split / f"{index}.png")
     return Path(root)
+
+
+CONFIG = SegmenterConfig(
+    model="vit_tiny_patch16_224",
+    model_args={"patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2},
+    encoding="product-contextual-qkv",
+    absolute="none",
+    ignore_label=VOID,
+    crop_height=16,
+    crop_width=32,
+    color_jitter=0.2,
+    epochs=2,
+    batch_size=4,
+    warmup_epochs=0,
+    save_every=1,
+)
+# Adam makes steps of one size even from gradients that are all noise.
+SHARED = CONFIG.replace(optimizer="sgd", lr=1e-1, device_batch_size=1)
+
+
+def task(data, config=CONFIG):
+    return open_task(config.replace(data=str(data)))
+
+
+def train(data, directory, config=CONFIG, progress=NO_PROGRESS):
+    """Returns what a run found."""
+    return fit(task(data, config), Path(directory), make_accelerator(), progress)
