@@ -18,7 +18,7 @@ from irpe.ablation.cells import SHIFTS, Cell, CellResult, plan_cells
 from irpe.ablation.rows import AblationRow
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.model import build_model
-from irpe.train.classification.task import rate_fields
+from irpe.train.optim import rate_fields
 
 FACTORS = (1.0, 5.0, 20.0)  # multiples of the model's rate
 SEEDS = 2

@@ -39,6 +39,8 @@ EPILOG = """
 
 `irpe train detr_small --data FOLDER --encoding product-contextual-k@2.0` (detect objects)
 
+`irpe train seg_small --data FOLDER --encoding product-contextual-k` (a class for each pixel)
+
 `irpe train --resume runs/laptop` (go on where it stopped)
 """
 
@@ -65,7 +67,7 @@ def train(
     ] = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
-    """Train an image classifier or a DETR, with or without a relative position encoding."""
+    """Train a classifier, a DETR or a segmenter, with or without a relative position encoding."""
     if show_list:
         _print_recipes()
         return

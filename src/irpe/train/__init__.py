@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from irpe.train.detection.config import DetectorConfig
     from irpe.train.engine import FitResult
     from irpe.train.runs import load_run, read_metrics
+    from irpe.train.segmentation.config import SegmenterConfig
     from irpe.train.start import train
 
 __all__ = [
     "ClassifierConfig",
     "DetectorConfig",
     "FitResult",
+    "SegmenterConfig",
     "load_run",
     "read_metrics",
     "train",
@@ -30,6 +32,7 @@ __getattr__, __dir__ = lazy_names(
         "irpe.train.detection.config": ("DetectorConfig",),
         "irpe.train.engine": ("FitResult",),
         "irpe.train.runs": ("load_run", "read_metrics"),
+        "irpe.train.segmentation.config": ("SegmenterConfig",),
         "irpe.train.start": ("train",),
     },
 )
