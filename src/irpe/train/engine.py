@@ -41,6 +41,12 @@ class FitResult:
         model: The trained model; the averaged one where there is an average.
         history: The rows of the run's table, one per epoch.
         score: The last evaluation; `None` if the run had ended before.
+
+    Example:
+        >>> import irpe.recipes, irpe.train
+        >>> config = irpe.recipes.RECIPES["laptop"]()
+        >>> fitted = irpe.train.train(config, "runs/laptop")  # doctest: +SKIP
+        >>> fitted.score.row()["top1"]  # doctest: +SKIP
     """
 
     model: nn.Module
