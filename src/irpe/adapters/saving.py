@@ -43,6 +43,12 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     Args:
         model: A model that `equip` returned.
         path: The directory. Other files in it stay as they are.
+
+    Example:
+        >>> import irpe, tempfile, timm
+        >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     irpe.save_equipped(model, f"{folder}/model")
     """
     path = Path(path)
     equipment = equipment_of(model)
@@ -87,6 +93,13 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         path: The directory; one that `save_pretrained` of transformers wrote will do too.
         model: A plain model of the same kind, for models that cannot be built from a description
             (those of torch.nn, and models inside others); it is equipped and filled in place.
+
+    Example:
+        >>> import irpe, tempfile, timm
+        >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     irpe.save_equipped(model, f"{folder}/model")
+        ...     same = irpe.load_equipped(f"{folder}/model")
     """
     path = Path(path)
     if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():

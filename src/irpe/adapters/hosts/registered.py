@@ -48,6 +48,12 @@ def register_host(
         describe: Returns arguments that json can hold, given a model, for `save_equipped`.
         build: Returns the plain model, given these arguments, for `load_equipped`. Without these
             two a plain model is passed to `load_equipped`.
+
+    Example:
+        >>> import irpe
+        >>> irpe.register_host(  # doctest: +SKIP
+        ...     MyAttention, MyEquipped, model=MyModel, convolution="patches", num_prefix_tokens=1
+        ... )
     """
     for name, kind in {"attention": attention, "equipped": equipped, "model": model}.items():
         if kind is not None and not (isinstance(kind, type) and issubclass(kind, nn.Module)):
