@@ -8,7 +8,9 @@ import torch
 
 from irpe.recipes.classification import RECIPES
 from irpe.recipes.detection import RECIPES as DETECTORS
+from irpe.recipes.segmentation import RECIPES as SEGMENTERS
 from irpe.train.classification.model import build_model
+from irpe.train.segmentation.model import build_segmenter
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])
@@ -31,6 +33,17 @@ def test_every_recipe_builds_its_model_and_tells_command_cost_and_score(name):
         build_model(config, 10)
     for word in ("Command: ", f"irpe train {name} ", "Cost: ", "Score: "):
         assert word in RECIPES[name].__doc__
+
+
+@pytest.mark.parametrize("name", SEGMENTERS)
+def test_every_segmenter_can_be_built_and_tells_command_cost_and_score(name):
+    config = SEGMENTERS[name]()
+    with torch.device("meta"):
+        build_segmenter(config.replace(initial=None, classes=("road", "sky")))
+    for word in ("Command: ", f"irpe train {name} ", "Cost: ", "Score: "):
+        assert word in SEGMENTERS[name].__doc__
+    is_small = name == "seg_small"
+    assert is_small or "not run here" in SEGMENTERS[name].__doc__
 
 
 def test_the_detectors_of_the_paper_are_those_of_the_documentation():

@@ -9,28 +9,28 @@ from dataclasses import asdict
 import pytest
 import torch
 from cli.terminal import irpe
-from train import little, scenes
+from train import little, scenes, streets
 from train.detection.detections import scene
 from train.processes import torchrun
 
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.detection.scores import score_boxes
 
-RUNS = {name: (f"one-{name}", name) for name in ("classifier", "detector")}
+RUNS = {name: (f"one-{name}", name) for name in ("classifier", "detector", "segmenter")}
 CLASSIFIER = little.CONFIG.replace(flip=0.0, drop_path=0.0)
 
 SCRIPT = """
 import dataclasses, json, os, sys
 from contextlib import redirect_stdout
 from pathlib import Path
-from train import little, scenes
+from train import little, scenes, streets
 from train.detection.detections import scene
 from train.test_two_processes import CLASSIFIER
 from irpe.cli.app import app
 from irpe.train.detection.scores import gather_detections, score_boxes
 from irpe.train.processes import make_accelerator
 
-data, folder = sys.argv[1:]
+data, pixels, folder = sys.argv[1:]
 os.chdir(folder)
 accelerator = make_accelerator()
 rank = accelerator.process_index
@@ -39,6 +39,7 @@ assert accelerator.num_processes == int(os.environ["WORLD_SIZE"]) == 2
 little.train("classifier", CLASSIFIER)
 # 4 images a step: 2 for each process, one at a time
 scenes.train(data, "detector", scenes.SHARED)
+streets.train(pixels, "segmenter", streets.SHARED)
 
 content, detections = scene(3, images=5)
 images = ({1, 3, 5}, {2, 4, 1})[rank]  # image 1 is seen twice
@@ -59,9 +60,11 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
     data = scenes.make_scenes(folder / "scenes")
     little.train(folder / "one-classifier", CLASSIFIER)
+    pixels = streets.make_streets(folder / "streets", count=7)
     scenes.train(data, folder / "one-detector", scenes.SHARED)
+    streets.train(pixels, folder / "one-segmenter", streets.SHARED)
     (folder / "script.py").write_text(SCRIPT)
-    torchrun(2, folder / "script.py", data, folder)
+    torchrun(2, folder / "script.py", data, pixels, folder)
     return folder
 
 
@@ -84,6 +87,16 @@ def test_two_processes_in_micro_batches_train_the_detector_that_one_trains(folde
         torch.testing.assert_close(two["model"][name], value, atol=2e-5, rtol=0, msg=name)
     for row_of_one, row_of_two in zip(one["history"], two["history"], strict=True):
         assert row_of_one["train_loss"] == pytest.approx(row_of_two["train_loss"], abs=1e-4)
+
+
+def test_two_processes_in_micro_batches_train_the_segmenter_that_one_trains(folder):
+    one, two = (load_checkpoint(folder / n / "checkpoint.pt") for n in RUNS["segmenter"])
+    assert one["epoch"] == two["epoch"] == 2
+    for name, value in one["model"].items():
+        torch.testing.assert_close(two["model"][name], value, atol=2e-5, rtol=0, msg=name)
+    for row_of_one, row_of_two in zip(one["history"], two["history"], strict=True):
+        assert row_of_one["train_loss"] == pytest.approx(row_of_two["train_loss"], abs=1e-5)
+        assert row_of_one["mIoU"] == pytest.approx(row_of_two["mIoU"], abs=0.5)  # few pixels flip
 
 
 def test_two_processes_score_the_detections_that_one_scores(folder):

@@ -14,7 +14,8 @@ from irpe.files import write_text
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.scores import Score
-from irpe.train.classification.task import open_task
+from irpe.train.classification.sources import hold_out, open_images
+from irpe.train.classification.task import ClassificationTask, open_task
 from irpe.train.engine import fit
 from irpe.train.overview import effect_on_images
 from irpe.train.processes import make_accelerator
@@ -31,11 +32,14 @@ class Cell:
         row: The row.
         config: The run's configuration.
         directory: The run's directory, another one for each configuration.
+        held_out: The fraction of the training images that it is evaluated on, in place of the test
+            images. 0: it trains on all of them.
     """
 
     row: AblationRow
     config: ClassifierConfig
     directory: Path
+    held_out: float = 0.0
 
     @property
     def name(self) -> str:
@@ -50,7 +54,7 @@ class CellResult:
     Args:
         row: The name of the row.
         seed: The seed.
-        correct: For each shift of the test images: whether each one was classified correctly.
+        correct: For each shift of the images: whether each one was classified correctly.
         top5: Percent of the unshifted images with the right class among the first five.
         effect: How much of the attention the encoding is; `None` without an encoding.
     """
@@ -67,7 +71,11 @@ class CellResult:
 
 
 def plan_cells(
-    rows: Sequence[AblationRow], base: ClassifierConfig, seeds: int, directory: Path
+    rows: Sequence[AblationRow],
+    base: ClassifierConfig,
+    seeds: int,
+    directory: Path,
+    held_out: float = 0.0,
 ) -> list[Cell]:
     """Returns the cells, one seed after the other.
 
@@ -76,6 +84,7 @@ def plan_cells(
         base: The budget of every cell.
         seeds: How many runs each row gets.
         directory: Where the cells are stored, each under a name of its own for each configuration.
+        held_out: The fraction of the training images to evaluate on; 0: the test images.
     """
     if seeds < 1:
         raise ValueError(f"seeds = {seeds} must be at least 1")
@@ -84,10 +93,13 @@ def plan_cells(
     cells: list[Cell] = []
     for seed in range(seeds):
         for row in rows:
-            config = base.replace(encoding=row.encoding, absolute=row.absolute, seed=seed)
+            config = base.replace(
+                encoding=row.encoding, absolute=row.absolute, seed=seed, **row.rates
+            )
+            folder = directory / (f"held-out-{held_out:g}" if held_out else "cells")
             key = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
             name = "".join(c if c.isalnum() else "-" for c in row.name)
-            cells.append(Cell(row, config, directory / "cells" / f"{name}-{seed}-{key}"))
+            cells.append(Cell(row, config, folder / f"{name}-{seed}-{key}", held_out))
     return cells
 
 
@@ -96,7 +108,7 @@ def run_cell(cell: Cell, progress: Progress = NO_PROGRESS) -> CellResult:
     accelerator = make_accelerator(cell.config.precision)
     if accelerator.num_processes > 1:
         raise ValueError("an ablation starts processes of its own: start it without torchrun")
-    task = open_task(cell.config)
+    task = _open_task(cell)
     fitted = fit(task, cell.directory, accelerator, progress)
     score = fitted.score or task.evaluate(fitted.model, accelerator)
     assert isinstance(score, Score)
@@ -107,6 +119,14 @@ def run_cell(cell: Cell, progress: Progress = NO_PROGRESS) -> CellResult:
     result = CellResult(cell.row.name, cell.config.seed, correct, score.top5, effect)
     write_text(cell.directory / _RESULT, json.dumps(dataclasses.asdict(result)) + "\n")
     return result
+
+
+def _open_task(cell: Cell) -> ClassificationTask:
+    if not cell.held_out:
+        return open_task(cell.config)
+    config = cell.config
+    train, _ = open_images(config.data, config.root, config.holdout)
+    return ClassificationTask(config, *hold_out(train, cell.held_out))
 
 
 def read_result(cell: Cell) -> CellResult | None:

@@ -110,6 +110,12 @@ def paired_difference(row: RowResult, other: RowResult, shift: int = 0) -> tuple
     return _mean_and_error(100 * (_rates(row, shift) - _rates(other, shift)))
 
 
+def difference(row: RowResult, reference: RowResult, shift: int = 0) -> str:
+    """Returns how much better a row is, ± twice the standard error over the test images."""
+    mean, error = paired_difference(row, reference, shift)
+    return f"{mean:+.1f} ± {2 * error:.1f}"
+
+
 def _rates(row: RowResult, shift: int) -> Tensor:
     """Returns for each test image the fraction of seeds that classify it correctly."""
     correct = [result.correct[shift] for result in row.results]

@@ -61,6 +61,11 @@ def equip(
         builtin_bias: "keep" or "drop" the relative encoding that a model such as Swin or BEiT has
             of its own; or "convert" that of SAM or ViTDet into our tables, which compute the same.
         impl: Which implementation of `irpe.rpe_attention` the attentions use.
+
+    Example:
+        >>> import irpe, timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2)
+        >>> model = irpe.equip(model, "product-contextual-k", absolute="none")
     """
     shape = None if grid is None else Grid.of(grid).shape
     indices = None if layers is None else _as_tuple(layers)

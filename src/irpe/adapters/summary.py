@@ -100,6 +100,14 @@ def summary(model: nn.Module, images: Tensor | None = None) -> Summary:
         model: An equipped model.
         images: A few images as the model takes them. With them the summary says how much of the
             attention the encoding is, and warns where that is next to nothing.
+
+    Example:
+        >>> import irpe, timm
+        >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
+        >>> print(irpe.summary(model))
+        attention      encoding            grid     rows  used  parameters
+        blocks.0.attn  product-bias-k@1.9  14x14+1    50    50          50
+        1 attentions, 50 parameters in tables
     """
     attentions = attentions_if_any(model)
     effects = {} if images is None else measure_effect(model, images)

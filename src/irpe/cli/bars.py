@@ -21,6 +21,8 @@ _RESULTS = {
     "val_loss": "val {:.3f}",
     "top1": "top-1 {:5.2f}",
     "top5": "top-5 {:5.2f}",
+    "mIoU": "mIoU {:5.2f}",
+    "pixel_accuracy": "pixels {:5.2f}",
     "AP": "AP {:.3f}",
     "AP50": "AP50 {:.3f}",
     "AP75": "AP75 {:.3f}",

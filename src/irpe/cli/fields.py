@@ -5,7 +5,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from reprlib import repr as shortened
 from typing import Annotated, Any, TypeVar, get_type_hints
 
@@ -17,16 +17,17 @@ _PLAIN = (str, int, float, bool)
 _PANELS = {
     "Most used settings": "encoding absolute data epochs batch_size lr table_lr precision seed",
     "Data": "root holdout max_broken image_size channels crop train_split val_split limit "
-    "short_side min_short_side long_side cached_versions",
-    "Model": "model model_args initial builtin_bias drop_path backbone backbone_lr "
+    "ignore_label class_names short_side min_short_side long_side cached_versions crop_height "
+    "crop_width sliding stride",
+    "Model": "model head model_args initial builtin_bias drop_path backbone backbone_lr "
     "backbone_weights",
-    "Optimisation": "device_batch_size absolute_lr min_lr low_lr_epochs warmup_lr warmup_epochs "
-    "optimizer weight_decay clip_grad ema_decay label_smoothing",
-    "Augmentation": "flip aug_repeats auto_augment color_jitter min_scale erasing mixup cutmix "
-    "random_crop",
+    "Optimisation": "device_batch_size absolute_lr min_lr low_lr_epochs poly_power warmup_lr "
+    "warmup_epochs optimizer weight_decay clip_grad ema_decay label_smoothing",
+    "Augmentation": "flip aug_repeats auto_augment color_jitter min_scale min_resize max_resize "
+    "erasing mixup cutmix random_crop",
     "Run": "compile workers eval_every save_every",
 }
-_OPTIONAL = {"initial", "root"}  # "none" unsets them
+_OPTIONAL = {"initial", "root", "class_names"}  # "none" unsets them
 
 
 Command = Callable[..., None]
@@ -44,23 +45,21 @@ def with_fields(
         configs: The configurations.
         without: Fields that get no option.
     """
-    found = {
-        field.name: _option(kind, field)
-        for config in configs
-        for kind in (RunConfig, config)
-        for field in dataclasses.fields(kind)
-        if field.metadata and field.name not in {*without, *_shared(kind)}
-    }
+    owners: dict[str, list[type[RunConfig]]] = {}
+    for config in (RunConfig, *configs):
+        for name in _own_fields(config).keys() - set(without):
+            owners.setdefault(name, []).append(config)
+    found = {name: _option(name, of) for name, of in owners.items()}
     order = " ".join(_PANELS.values()).split()  # in which the help lists them
     options = {name: found[name] for name in sorted(found, key=order.index)}
     return functools.partial(_with_options, options)
 
 
-def change_config(config: C, changes: Mapping[str, Any]) -> C:
-    """Returns a recipe's configuration with what was given on the command line.
+def change_config(config: C, changes: Mapping[str, Any]) -> tuple[C, list[str]]:
+    """Returns a recipe's configuration with what was given on the command line, and notes.
 
-    Fewer epochs shrink the parts of the schedule that were not given, with a note; errors name
-    options, not fields.
+    Fewer epochs shrink the parts of the schedule that were not given, with a note for when the run
+    begins; errors name options, not fields.
     """
     given = dict(changes)
     try:
@@ -70,16 +69,13 @@ def change_config(config: C, changes: Mapping[str, Any]) -> C:
         changed = changed.replace(**given)
     except ValueError as error:
         raise ValueError(name_options(str(error), config)) from error
-    for name in SCHEDULE_PARTS:
-        before, now = getattr(config, name), getattr(changed, name)
-        if name not in changes and now != before:
-            option = _flag(name)
-            typer.echo(
-                f"{option} is {now}: {before} of {config.epochs} epochs, in proportion to --epochs "
-                f"{changed.epochs}",
-                err=True,
-            )
-    return changed
+    notes = [
+        f"{_flag(name)} is {getattr(changed, name)}: {getattr(config, name)} of {config.epochs} "
+        f"epochs, in proportion to --epochs {changed.epochs}"
+        for name in SCHEDULE_PARTS
+        if name not in changes and getattr(changed, name) != getattr(config, name)
+    ]
+    return changed, notes
 
 
 def name_options(message: str, config: RunConfig) -> str:
@@ -91,19 +87,25 @@ def name_options(message: str, config: RunConfig) -> str:
     return pattern.sub(lambda found: _flag(found[1]), message).replace(" = ", " ")
 
 
-def _panel(name: str, config: type[RunConfig]) -> str:
-    """Returns the heading under which the help lists a field, with the task that it is for."""
+def _panel(name: str, owners: Sequence[type[RunConfig]]) -> str:
+    """Returns the heading under which the help lists a field, with the tasks that it is for."""
     panel = next(panel for panel, names in _PANELS.items() if name in names.split())
-    return panel if config is RunConfig else f"{panel}: {config.task}"
+    tasks = [config.task for config in owners if config is not RunConfig]
+    return f"{panel}: {', '.join(tasks)}" if tasks else panel
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _shared(kind: type[RunConfig]) -> set[str]:
-    shared = {field.name for field in dataclasses.fields(RunConfig)}
-    return set() if kind is RunConfig else shared
+def _own_fields(config: type[RunConfig]) -> "dict[str, dataclasses.Field[Any]]":
+    """Returns the fields with a help text that not every task has, or those of `RunConfig`."""
+    shared = set() if config is RunConfig else {each.name for each in dataclasses.fields(RunConfig)}
+    return {
+        each.name: each
+        for each in dataclasses.fields(config)
+        if each.metadata and each.name not in shared
+    }
 
 
 def _with_options(options: dict[str, inspect.Parameter], command: Command) -> Command:
@@ -125,22 +127,27 @@ def _with_options(options: dict[str, inspect.Parameter], command: Command) -> Co
     return run
 
 
-def _option(config: type[RunConfig], field: "dataclasses.Field[Any]") -> inspect.Parameter:
-    hint = get_type_hints(config)[field.name]
+def _option(name: str, owners: Sequence[type[RunConfig]]) -> inspect.Parameter:
+    """Returns the option of a field that one or several configurations have."""
+    hint = get_type_hints(owners[0])[name]
     kind = hint if hint in _PLAIN else str
-    name = _flag(field.name)
-    flags = [f"{name}/--no-{name[2:]}"] if kind is bool else [name]
-    option = typer.Option(
-        *flags,
-        help=field.metadata["help"],
-        rich_help_panel=_panel(field.name, config),
-    )
+    flag = _flag(name)
+    flags = [f"{flag}/--no-{flag[2:]}"] if kind is bool else [flag]
+    option = typer.Option(*flags, help=_help(name, owners), rich_help_panel=_panel(name, owners))
     return inspect.Parameter(
-        field.name,
+        name,
         inspect.Parameter.KEYWORD_ONLY,
         default=None,
         annotation=Annotated[kind | None, option],
     )
+
+
+def _help(name: str, owners: Sequence[type[RunConfig]]) -> str:
+    """Returns the help text of a field; where tasks differ in it, that of each."""
+    texts = {config: str(_own_fields(config)[name].metadata["help"]) for config in owners}
+    if len(set(texts.values())) == 1:
+        return texts[owners[0]]
+    return " ".join(f"For {config.task}: {text}" for config, text in texts.items())
 
 
 def _read_json(text: str) -> dict[str, Any]:

@@ -28,6 +28,12 @@ class BucketMap:
         used_rows: The table rows that occur in `ids`, ascending: the set in Eq. 27.
         num_used_buckets: How many they are: the k of the cost.
         compact_ids: For each pair, the position of its row in `used_rows`.
+
+    Example:
+        >>> import irpe
+        >>> (buckets,) = irpe.bucket_maps("product-contextual-k", grid=(2, 3))
+        >>> buckets.num_buckets, buckets.ids.shape
+        (49, torch.Size([6, 6]))
     """
 
     def __init__(

@@ -41,6 +41,12 @@ def bucket_maps(
             grid.
         num_prefix_tokens: How many tokens stand before the patches; positions have their own.
         device: Where the maps are to be.
+
+    Example:
+        >>> import irpe
+        >>> rows, columns = irpe.bucket_maps("cross-contextual-k", (14, 14), num_prefix_tokens=1)
+        >>> rows.ids.shape
+        torch.Size([197, 197])
     """
     if isinstance(grid, Positions):
         if num_prefix_tokens:

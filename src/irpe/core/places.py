@@ -29,6 +29,12 @@ class PooledGrid:
         first: The position of the first cell, for all axes or for each; `None` is the centre of
             `stride` patches, (stride - 1) / 2. A convolution with a padding begins at
             (kernel - 1) / 2 - padding.
+
+    Example:
+        >>> import irpe
+        >>> pooled = irpe.Positions(irpe.Grid((14, 14)), irpe.PooledGrid((7, 7), stride=2))
+        >>> irpe.bucket_maps("product-bias-k", pooled)[0].ids.shape
+        torch.Size([196, 49])
     """
 
     shape: tuple[int, ...]
@@ -88,6 +94,12 @@ class Subset:
         grid: The grid.
         tokens: Their indices on the grid, counted row-major; for all images, or as a tensor of
             (batch, tokens) for each.
+
+    Example:
+        >>> import irpe
+        >>> kept = irpe.Positions(irpe.Subset(irpe.Grid((14, 14)), (0, 5, 77)), num_prefix_tokens=1)
+        >>> irpe.bucket_maps("product-bias-k", kept)[0].ids.shape
+        torch.Size([4, 4])
     """
 
     grid: Grid
@@ -159,6 +171,12 @@ class Points:
             query attends to padding.
         scale: How many patches a unit of the coordinates is. With coordinates from 0 to 1 and
             scale 14, neighbours on a grid of 14 are 1.0 apart.
+
+    Example:
+        >>> import irpe, torch
+        >>> points = irpe.Positions(irpe.Points(torch.rand(96, 2), scale=14))
+        >>> irpe.bucket_maps("euclidean-bias-k", points)[0].ids.shape
+        torch.Size([96, 96])
     """
 
     coordinates: Coordinates

@@ -27,6 +27,13 @@ class Positions:
         keys: Likewise; `None` means that the queries are the keys too.
         num_prefix_tokens: How many tokens without a position (class, registers) stand before the
             others; two numbers where queries and keys have different ones.
+
+    Example:
+        >>> import irpe
+        >>> kept = irpe.Subset(irpe.Grid((2, 3)), (0, 4, 5))
+        >>> (buckets,) = irpe.bucket_maps("product-bias-k", irpe.Positions(irpe.Grid((2, 3)), kept))
+        >>> buckets.ids.shape
+        torch.Size([6, 3])
     """
 
     queries: Places

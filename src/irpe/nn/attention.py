@@ -25,6 +25,12 @@ class RPEAttention(nn.Module):
         device: Where the parameters are made.
         dtype: The parameters' dtype.
         impl: As in `irpe.rpe_attention`.
+
+    Example:
+        >>> import irpe, torch
+        >>> attention = irpe.RPEAttention(64, num_heads=2, spec="product-contextual-qkv")
+        >>> attention(torch.randn(8, 7 * 14, 64), grid=(7, 14)).shape
+        torch.Size([8, 98, 64])
     """
 
     def __init__(

@@ -30,6 +30,13 @@ class RPECrossAttention(nn.Module):
         device: Where the parameters are made.
         dtype: The parameters' dtype.
         impl: As in `irpe.rpe_attention`.
+
+    Example:
+        >>> import irpe, torch
+        >>> attention = irpe.RPECrossAttention(64, 2, "product-contextual-k", context_dim=32)
+        >>> positions = irpe.Positions(irpe.Grid((14, 14)), irpe.PooledGrid((7, 7), stride=2))
+        >>> attention(torch.randn(8, 196, 64), torch.randn(8, 49, 32), positions).shape
+        torch.Size([8, 196, 64])
     """
 
     def __init__(

@@ -49,6 +49,13 @@ class RelativePositionEncoding(nn.Module):
         device: Where the tables are made.
         dtype: The tables' dtype.
         impl: As in `irpe.rpe_attention`.
+
+    Example:
+        >>> import irpe, torch
+        >>> encoding = irpe.RelativePositionEncoding("shaw", num_heads=2, head_dim=32)
+        >>> q, k, v = torch.randn(3, 8, 2, 98, 32)
+        >>> encoding(q, k, v, grid=(7, 14)).shape
+        torch.Size([8, 2, 98, 32])
     """
 
     query_tables: nn.ParameterList

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from irpe.recipes import classification, detection
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.detection.config import DetectorConfig
+from irpe.recipes import classification, detection, segmentation
+from irpe.train.configs import Config
 
-RECIPES: Mapping[str, Callable[[], ClassifierConfig | DetectorConfig]] = {
+RECIPES: Mapping[str, Callable[[], Config]] = {
     **classification.RECIPES,
     **detection.RECIPES,
+    **segmentation.RECIPES,
 }

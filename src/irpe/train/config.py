@@ -43,12 +43,13 @@ class RunConfig:
     absolute: str = option("Absolute position encoding: keep, none or sinusoid.", "keep")
     model_args: Mapping[str, Any] = option("More arguments of the model, as JSON.", {})
     initial: str | None = option(
-        "Weights to start from: a run, a file, or, for classifiers, 'pretrained'.", None
+        "Weights to start from: a run, a file, or 'pretrained' (not for detectors).", None
     )
 
     data: str = option(
         "Classifiers: a folder, tar or idx files, the name of a timm dataset, or 'embedded'. "
-        "Detectors: a folder in the layout of COCO or Pascal VOC.",
+        "Detectors: a folder in the layout of COCO or Pascal VOC. Segmenters: a folder of images "
+        "and label maps, images/SPLIT and labels/SPLIT or a dataset's own.",
         EMBEDDED,
     )
     classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
@@ -75,7 +76,7 @@ class RunConfig:
     warmup_epochs: int = option("Epochs in which the learning rate rises to --lr.", 5)
     optimizer: str = option("Optimizer, by its timm name.", "adamw")
     weight_decay: float = option(
-        "Weight decay. Tables have none, nor have biases and norms of classifiers.", 0.05
+        "Weight decay. Tables have none, nor have biases and norms, but for detectors.", 0.05
     )
     clip_grad: float = option("Clip the norm of the gradient to this value; 0: do not clip.", 0.0)
     aug_repeats: int = option(
@@ -95,6 +96,11 @@ class RunConfig:
     eval_every: int = option("Epochs between evaluations; the last is always evaluated.", 1)
     save_every: int = option("Steps between checkpoints; one is also saved each epoch.", 1000)
     seed: int = option("Seed of everything random.", 0)
+
+    @property
+    def decay_power(self) -> float:
+        """The power of a polynomial schedule; 0: another schedule."""
+        return 0.0
 
     def __post_init__(self) -> None:
         _check_types(self)

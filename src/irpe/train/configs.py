@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.detection.config import DetectorConfig
+from irpe.train.segmentation.config import SegmenterConfig
 
-Config = ClassifierConfig | DetectorConfig
+Config = ClassifierConfig | DetectorConfig | SegmenterConfig
 CONFIGS: Mapping[str, type[Config]] = {
-    config.task: config for config in (ClassifierConfig, DetectorConfig)
+    config.task: config for config in (ClassifierConfig, DetectorConfig, SegmenterConfig)
 }

@@ -1,11 +1,14 @@
-"""Optimizer and learning rate schedule of a run, both built by timm."""
+"""Optimizer and learning rate schedule of a run, both built by timm, and groups of parameters."""
 
 from typing import Any
 
 from timm.optim._optim_factory import create_optimizer_v2
 from timm.scheduler.multistep_lr import MultiStepLRScheduler
 from timm.scheduler.scheduler_factory import create_scheduler_v2
+from torch import nn
 
+from irpe.adapters.equipped import table_names
+from irpe.adapters.parameter_groups import group_parameters, is_exempt
 from irpe.train.config import RunConfig
 
 
@@ -37,7 +40,7 @@ def build_optimizer(groups: list[dict[str, Any]], config: RunConfig) -> Any:
 
 
 def build_schedule(optimizer: Any, config: RunConfig, steps: int) -> Any:
-    """Returns the schedule, cosine or step, which is updated at every step.
+    """Returns the schedule, cosine, polynomial or step, which is updated at every step.
 
     Args:
         optimizer: The optimizer whose rates it sets.
@@ -54,8 +57,11 @@ def build_schedule(optimizer: Any, config: RunConfig, steps: int) -> Any:
             warmup_lr_init=config.warmup_lr,
             t_in_epochs=False,
         )
+    power = config.decay_power
     schedule, _ = create_scheduler_v2(
         optimizer,
+        sched="poly" if power else "cosine",
+        decay_rate=power or 1.0,  # which is the power of timm's polynomial
         num_epochs=config.epochs,
         min_lr=config.min_lr,
         warmup_lr=config.warmup_lr,
@@ -64,3 +70,42 @@ def build_schedule(optimizer: Any, config: RunConfig, steps: int) -> Any:
         updates_per_epoch=steps,
     )
     return schedule
+
+
+def encoder_groups(model: nn.Module, config: RunConfig, absolute_lr: float) -> list[dict[str, Any]]:
+    """Returns groups for an optimizer; tables and the absolute encoding have rates of their own.
+
+    Args:
+        model: A vision transformer, or a model with one in it.
+        config: The rates of the model and of its tables, and the weight decay.
+        absolute_lr: The rate of the absolute encoding, as a multiple of the model's.
+    """
+    own = rate_fields(model, config)
+    factors = {"table_lr": config.table_lr, "absolute_lr": absolute_lr}
+    tables = {name for name, field in own.items() if field == "table_lr"}
+
+    def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
+        factor = factors[own[name]] if name in own else 1.0
+        exempt = is_exempt(model, tables, name, parameter)
+        return config.lr * factor, 0.0 if exempt else config.weight_decay
+
+    return group_parameters(model, settings)
+
+
+def rate_fields(model: nn.Module, config: RunConfig) -> dict[str, str]:
+    """Returns the field of the configuration that sets a parameter's rate, where it has its own.
+
+    Args:
+        model: The model.
+        config: Its configuration.
+
+    Returns:
+        "table_lr" or "absolute_lr", by the name of the parameter.
+    """
+    tables = set[str]() if config.encoding == "none" else set(table_names(model))
+    learned = [name for name, each in model.named_parameters() if each.requires_grad]
+    absolute = [name for name in learned if name.split(".")[-1] == "pos_embed"]
+    return {
+        **{name: "table_lr" for name in learned if name in tables},
+        **dict.fromkeys(absolute, "absolute_lr"),
+    }

@@ -9,7 +9,7 @@ from irpe.files import read_safetensors
 from irpe.train.checkpoint import read_torch
 
 Weights = dict[str, Tensor]
-_HEADS = ("head", "head_dist", "class_labels_classifier")
+HEADS = ("head", "head_dist", "class_labels_classifier")
 
 
 def read_weights(path: Path) -> Weights:
@@ -46,7 +46,7 @@ def start_from(model: nn.Module, weights: Weights, name: str) -> None:
     weights = {key: value for key, value in weights.items() if not _is_replaced(key, own)}
     if "pos_embed" in weights and weights["pos_embed"].shape != own["pos_embed"].shape:
         weights["pos_embed"] = _resample(model, weights["pos_embed"])
-    heads = {key for key in own if key.split(".")[0] in _HEADS}
+    heads = {key for key in own if key.split(".")[0] in HEADS}
     fresh = {key for key in heads if key in weights and weights[key].shape != own[key].shape}
     fresh |= heads - set(weights)
     fresh |= {key for key in own if ".rpe." in key and key not in weights}

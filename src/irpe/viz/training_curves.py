@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Sequence[float]]
 _CLASSIFIER = ("epoch", "train_loss", "val_loss", "top1")
 _DETECTOR = ("epoch", "train_loss", "AP", "AP50")
+_SEGMENTER = ("epoch", "train_loss", "mIoU", "pixel_accuracy")
 _DASHES = ("-", "--", ":", "-.")
 _PALE = 0.35
 _ONE_COLUMN, _ENTRIES = 4, 16  # entries of a legend of one column, and of any legend
@@ -19,11 +20,17 @@ _ONE_COLUMN, _ENTRIES = 4, 16  # entries of a legend of one column, and of any l
 
 @styled
 def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
-    """Returns the curves of several runs: accuracy or average precision, and the losses.
+    """Returns the curves of several runs: accuracy, average precision or mIoU, and the losses.
 
     Args:
         runs: The columns of each run's table, by the name that the legend shows; NaN where an epoch
             was not evaluated. Several tables under one name, those of seeds, have one colour.
+
+    Example:
+        >>> import irpe.viz
+        >>> losses = {"train_loss": [1.2, 0.9], "val_loss": [1.1, 1.0]}
+        >>> table = {"epoch": [1, 2], "top1": [60.0, 70.0], **losses}
+        >>> figure = irpe.viz.plot_training({"K": table})
     """
     if not runs:
         raise ValueError("nothing to draw: pass the metrics of at least one run")
@@ -31,10 +38,12 @@ def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
     for name, tables in groups.items():
         for metrics in tables:
             _check_columns(name, metrics)
-    kinds = {_is_detector(metrics) for tables in groups.values() for metrics in tables}
+    kinds = {_needed(metrics) for tables in groups.values() for metrics in tables}
     if len(kinds) > 1:
-        raise ValueError("classifiers and detectors have no score in common: draw them apart")
-    draw = _draw_detector if kinds == {True} else _draw_classifier
+        raise ValueError(
+            "classifiers, detectors and segmenters have no score in common: draw them apart"
+        )
+    draw = _DRAWN[kinds.pop()]
     columns = _columns(len(groups))
     lines = min(len(groups), _ENTRIES) / columns
     figure = new_figure(COLUMN * (1.5 if columns > 1 else 1), 9.2 + 0.45 * lines)
@@ -96,15 +105,34 @@ def _draw_detector(score: Any, loss: Any, metrics: Metrics, style: Any) -> float
     return max(precision, default=math.nan)  # none where val has no objects
 
 
-_FORMATS = {_draw_classifier: "{:.1f} %", _draw_detector: "AP {:.3f}"}
+def _draw_segmenter(score: Any, loss: Any, metrics: Metrics, style: Any) -> float:
+    epochs, miou = _evaluated(metrics, "mIoU")
+    score.plot(epochs, miou, **style)
+    loss.plot(metrics["epoch"], metrics["train_loss"], **style)
+    score.set(ylabel="validation mIoU, in %")
+    loss.set(xlabel="epoch", ylabel="loss in training")
+    return max(miou, default=math.nan)
 
 
-def _is_detector(columns: Metrics) -> bool:
-    return "AP" in columns
+_DRAWN: dict[tuple[str, ...], Any] = {
+    _CLASSIFIER: _draw_classifier,
+    _DETECTOR: _draw_detector,
+    _SEGMENTER: _draw_segmenter,
+}
+_FORMATS = {
+    _draw_classifier: "{:.1f} %",
+    _draw_detector: "AP {:.3f}",
+    _draw_segmenter: "mIoU {:.1f}",
+}
+
+
+def _needed(columns: Metrics) -> tuple[str, ...]:
+    """Returns the columns that a table needs, by the score that it has."""
+    return _DETECTOR if "AP" in columns else _SEGMENTER if "mIoU" in columns else _CLASSIFIER
 
 
 def _check_columns(run: str, columns: Metrics) -> None:
-    needed = _DETECTOR if _is_detector(columns) else _CLASSIFIER
+    needed = _needed(columns)
     missing = [name for name in needed if name not in columns]
     if missing:
         raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from irpe.extras import require
 from irpe.train.classification.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
@@ -52,7 +53,7 @@ class TimmSource:
         self.dataset = dataset
         self.name = name
         self.reader: Any = getattr(dataset, "reader", None)
-        self.is_folder = hasattr(self.reader, "class_to_idx")
+        self.is_folder = type(self.reader).__name__ == "ReaderImageFolder"
         self.classes = self._find_classes()
 
     def __len__(self) -> int:
@@ -137,8 +138,7 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
         _check_root(data, root)
         whole = _open_whole(data)
         _check_classes(data, whole)
-        train, val = _split(len(whole), holdout)
-        return Subset(whole, train, whole.classes), Subset(whole, val, whole.classes)
+        return hold_out(whole, holdout)
     train, val = open_split(data, "train", root), open_split(data, "val", root)
     _check_classes(data, train)
     unknown = sorted(set(val.classes) - set(train.classes))
@@ -146,6 +146,22 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
         raise ValueError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
     if list(val.classes) != list(train.classes):
         val = Subset(val, range(len(val)), train.classes)
+    return train, val
+
+
+def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
+    """Returns the images to train on and those held out: for a fraction, always the same.
+
+    Args:
+        source: All the images.
+        fraction: How many of them are held out.
+    """
+    order = np.random.default_rng(0).permutation(len(source)).tolist()
+    held = math.ceil(len(source) * fraction)
+    if not 0 < held < len(source):
+        raise ValueError(f"holdout = {fraction} of {len(source)} images leaves an empty split")
+    parts = sorted(order[held:]), sorted(order[:held])
+    train, val = (Subset(source, indices, source.classes) for indices in parts)
     return train, val
 
 
@@ -229,6 +245,8 @@ def _find_split(folder: Path, split: str) -> Path | str | None:
 def _open_by_name(data: str, split: str, root: str | None) -> Source:
     from timm.data.dataset_factory import create_dataset
 
+    if data.startswith("hfds/"):
+        require("datasets", "hfds")
     folder = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
     options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
     for name in _SPLITS[split]:  # datasets name their splits in several ways
@@ -282,11 +300,3 @@ def _check_members(archive: tarfile.TarFile, size: int) -> None:
     end = file.read(tarfile.BLOCKSIZE)
     if len(end) < tarfile.BLOCKSIZE or any(end):
         raise ValueError(f"it has neither a member nor its end at byte {archive.offset}")
-
-
-def _split(count: int, holdout: float) -> tuple[list[int], list[int]]:
-    order = np.random.default_rng(0).permutation(count).tolist()
-    held = math.ceil(count * holdout)
-    if not 0 < held < count:
-        raise ValueError(f"holdout = {holdout} of {count} images leaves an empty split")
-    return sorted(order[held:]), sorted(order[:held])

@@ -9,14 +9,13 @@ from timm.data.mixup import Mixup
 from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
-from irpe.adapters.equipped import table_names
-from irpe.adapters.parameter_groups import group_parameters, is_exempt
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.model import build_model
 from irpe.train.classification.scores import Score, check_broken, evaluate
 from irpe.train.classification.sources import Source, open_images
 from irpe.train.classification.transforms import Batch, LabelledImages, eval_images, train_images
+from irpe.train.optim import encoder_groups
 from irpe.train.weights import Weights
 
 
@@ -77,7 +76,7 @@ class ClassificationTask:
 
     def optimizer_groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Returns the parameters with the learning rates of tables, positions and all else."""
-        return classifier_groups(model, self.config)
+        return encoder_groups(model, self.config, self.config.absolute_lr)
 
     def normalizer(self, batches: list[Batch], accelerator: Accelerator) -> None:
         """Returns nothing: the loss is the mean over the images of a micro-batch."""
@@ -117,19 +116,6 @@ class ClassificationTask:
     def model_inputs(self, batch: Batch, device: torch.device) -> dict[str, Tensor]:
         """Returns what a model is called with, by name, for a batch of validation images."""
         return {"x": batch.images.to(device)}
-
-
-def classifier_groups(model: nn.Module, config: ClassifierConfig) -> list[dict[str, Any]]:
-    """Returns groups for an optimizer; tables and the absolute encoding have rates of their own."""
-    tables = set[str]() if config.encoding == "none" else set(table_names(model))
-
-    def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
-        factor = config.table_lr if name in tables else 1.0
-        factor = config.absolute_lr if name == "pos_embed" else factor
-        exempt = is_exempt(model, tables, name, parameter)
-        return config.lr * factor, 0.0 if exempt else config.weight_decay
-
-    return group_parameters(model, settings)
 
 
 def open_task(

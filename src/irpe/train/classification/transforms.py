@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import timm
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
@@ -12,6 +11,7 @@ from torch.utils.data import Dataset, default_collate
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.sources import Source
 from irpe.train.image_files import BrokenImageError, convert_mode
+from irpe.train.normalization import normalization
 from irpe.train.sampling import Sample
 from irpe.train.seeding import seeded
 
@@ -154,10 +154,7 @@ def _mode(config: ClassifierConfig) -> str:
 
 def _normalization(config: ClassifierConfig) -> dict[str, Any]:
     """Returns the mean and deviation of the model's images, averaged for grey ones."""
-    model: Any = timm.get_pretrained_cfg(config.model)
-    if model is None:
-        raise ValueError(f"model {config.model!r} is not one of timm's")
-    values = {"mean": model.mean, "std": model.std}
+    values = normalization(config.model)
     if config.channels == 3:
         return values
     return {name: (sum(colours) / len(colours),) for name, colours in values.items()}

@@ -107,17 +107,6 @@ def fill_backbone(network: nn.Module, config: DetectorConfig) -> None:
     network.load_state_dict({name: weights[name] for name in own if name in weights}, strict=False)
 
 
-def normalization(name: str) -> dict[str, Any]:
-    """Returns the mean and deviation of the images that a network was trained on."""
-    try:
-        network: Any = timm.get_pretrained_cfg(name)
-    except RuntimeError:  # no such tag
-        network = None
-    if network is None:
-        raise ValueError(f"backbone {name!r} is not one of timm's")
-    return {"mean": network.mean, "std": network.std}
-
-
 def _named_weights(config: DetectorConfig) -> Weights:
     if config.backbone_weights != "pretrained":
         return read_weights(Path(config.backbone_weights))

@@ -13,7 +13,7 @@ from irpe.adapters.equipped import table_names
 from irpe.adapters.parameter_groups import group_parameters
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.detection.annotations.source import BoxSource, open_boxes
-from irpe.train.detection.backbone import PREFIX, FrozenBackbone, load_backbone, normalization
+from irpe.train.detection.backbone import PREFIX, FrozenBackbone, load_backbone
 from irpe.train.detection.config import DetectorConfig
 from irpe.train.detection.feature_cache import FeatureMaps, cached_features
 from irpe.train.detection.loss import Normalizer, count_targets, detection_loss, make_normalizer
@@ -26,6 +26,7 @@ from irpe.train.detection.scores import (
     to_detections,
 )
 from irpe.train.detection.views import BoxBatch, BoxImages, Views
+from irpe.train.normalization import normalization
 from irpe.train.sampling import every_batch
 from irpe.train.weights import Weights
 
@@ -216,11 +217,15 @@ def eval_inputs(
         backbone: Computes the feature maps to cache; `None` for images.
         progress: Is told how the computation of feature maps goes.
     """
-    colours = normalization(config.backbone)
+    colours = _colours(config.backbone)
     views = Views((config.short_side,), config.long_side, 0.0, False, **colours)
     if backbone is None:
         return BoxImages(source, views, None)
     return cached_features(backbone, source, views, 1, None, progress)
+
+
+def _colours(backbone: str) -> dict[str, Any]:
+    return {name: tuple(each) for name, each in normalization(backbone, "backbone").items()}
 
 
 def _train_inputs(
@@ -228,7 +233,7 @@ def _train_inputs(
 ) -> DetectorInputs:
     sides = (*range(config.min_short_side, config.short_side, _STEP), config.short_side)
     crops_images = config.random_crop and backbone is None
-    colours = normalization(config.backbone)
+    colours = _colours(config.backbone)
     views = Views(sides, config.long_side, config.flip, crops_images, **colours)
     if backbone is None:
         return BoxImages(source, views, config.seed)

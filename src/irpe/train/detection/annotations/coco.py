@@ -15,7 +15,6 @@ from irpe.train.detection.annotations.listing import (
     SIDE_RULE,
     Listing,
     check_files,
-    check_relative,
     clip_box,
     is_finite_number,
     is_side,
@@ -23,6 +22,7 @@ from irpe.train.detection.annotations.listing import (
     unknown_class,
 )
 from irpe.train.image_files import check_regular
+from irpe.train.image_lists import check_relative
 
 _MISSING: Any = object()
 

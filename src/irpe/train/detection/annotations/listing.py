@@ -5,8 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from reprlib import repr as shortened
+from pathlib import Path, PurePosixPath
 from struct import pack, unpack
 from typing import Any
 
@@ -83,16 +82,6 @@ def unknown_class(name: str, classes: Sequence[str], where: str) -> ValueError:
     """Returns the error of a category that is not among the classes."""
     known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
     return ValueError(f"{where} is {name!r}, none of the {len(classes)} classes ({known})")
-
-
-def check_relative(name: str, where: str) -> None:
-    """Refuses a file name that leads out of its folder."""
-    path = PureWindowsPath(name)  # which knows both kinds of slash
-    if path.anchor or ".." in path.parts or not path.parts:
-        raise ValueError(
-            f"{where}: the file name {shortened(name)} leads out of the data folder; "
-            "it must be relative, without '..'"
-        )
 
 
 def check_files(folder: Path, images: Sequence[dict[str, Any]], path: Path) -> None:

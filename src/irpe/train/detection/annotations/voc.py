@@ -21,15 +21,13 @@ from irpe.train.detection.annotations.listing import (
     SIDE_RULE,
     Listing,
     check_files,
-    check_relative,
     clip_box,
     is_side,
     make_content,
     unknown_class,
 )
 from irpe.train.image_files import check_regular
-
-_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+from irpe.train.image_lists import check_relative, files_by_name, read_names
 
 
 class _Object(NamedTuple):
@@ -48,7 +46,7 @@ def read_voc(data: Path, path: Path, classes: Sequence[str] | None) -> Listing:
         classes: The names of the classes, in the order of the labels; `None` for those of the
             objects, sorted.
     """
-    names = _listed(path)
+    names = read_names(path, "detection")
     files = _files(data / "JPEGImages")
     images: list[dict[str, Any]] = []
     objects: list[list[_Object]] = []
@@ -65,40 +63,11 @@ def read_voc(data: Path, path: Path, classes: Sequence[str] | None) -> Listing:
     return Listing(data / "JPEGImages", path, content, chosen, categories, dropped)
 
 
-def _listed(path: Path) -> list[str]:
-    """Returns the names in a list of images."""
-    try:
-        check_regular(path)
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except ValueError as error:
-        raise ValueError(f"{path} is not text: {error}") from error
-    names = [line.strip() for line in lines if line.strip()]
-    for name, times in Counter(names).items():
-        if len(name.split()) > 1:
-            raise ValueError(
-                f"{path}: {name!r} is not the name of an image; lists for one class, with a number "
-                "after each name, are not for detection"
-            )
-        if times > 1:
-            raise ValueError(f"{path}: the image {name} occurs {times} times; list it once")
-        check_relative(name, str(path))
-    if not names:
-        raise ValueError(f"{path} lists no images")
-    return names
-
-
 def _files(folder: Path) -> dict[str, str]:
     """Returns the image files of a folder by their names without the ending."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing; Pascal VOC has its images there")
-    found: dict[str, str] = {}
-    for file in sorted(folder.iterdir()):
-        if file.suffix.lower() not in _SUFFIXES:
-            continue
-        if file.stem in found:
-            raise ValueError(f"{folder} has both {found[file.stem]} and {file.name}; keep one")
-        found[file.stem] = file.name
-    return found
+    return files_by_name(folder)
 
 
 def _read(path: Path, listed_in: Path) -> tuple[int, int, list[_Object]]:

@@ -1,0 +1,68 @@
+"""Lists of image files: names in a text file, and the files of a folder by name."""
+
+from collections import Counter
+from pathlib import Path, PureWindowsPath
+from reprlib import repr as shortened
+
+from irpe.train.image_files import check_regular
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of a text file that are not empty, without the space around them."""
+    try:
+        check_regular(path)
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except ValueError as error:
+        raise ValueError(f"{path} is not text: {error}") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
+def read_names(path: Path, purpose: str) -> list[str]:
+    """Returns the names of images in a list of Pascal VOC, without the ending of the files.
+
+    Args:
+        path: The list.
+        purpose: What the images are for, to say in errors.
+    """
+    names = read_lines(path)
+    for name, times in Counter(names).items():
+        if len(name.split()) > 1:
+            raise ValueError(
+                f"{path}: {name!r} is not the name of an image; lists for one class, with a number "
+                f"after each name, are not for {purpose}"
+            )
+        if times > 1:
+            raise ValueError(f"{path}: the image {name} occurs {times} times; list it once")
+        check_relative(name, str(path))
+    if not names:
+        raise ValueError(f"{path} lists no images")
+    return names
+
+
+def check_relative(name: str, where: str) -> None:
+    """Refuses a file name that leads out of its folder."""
+    path = PureWindowsPath(name)  # which knows both kinds of slash
+    if path.anchor or ".." in path.parts or not path.parts:
+        raise ValueError(
+            f"{where}: the file name {shortened(name)} leads out of the data folder; "
+            "it must be relative, without '..'"
+        )
+
+
+def files_by_name(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> dict[str, str]:
+    """Returns the image files of a folder by their names without the ending.
+
+    Args:
+        folder: The folder.
+        suffixes: The endings of image files, in lower case.
+    """
+    found: dict[str, str] = {}
+    for file in sorted(folder.iterdir()):
+        if file.suffix.lower() not in suffixes:
+            continue
+        if file.stem in found:
+            raise ValueError(f"{folder} has both {found[file.stem]} and {file.name}; keep one")
+        found[file.stem] = file.name
+    return found

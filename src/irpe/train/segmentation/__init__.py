@@ -1,0 +1,1 @@
+"""Semantic segmentation: a class for each pixel, on a plain vision transformer."""

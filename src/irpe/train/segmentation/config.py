@@ -1,0 +1,100 @@
+"""The configuration of a run that trains a segmenter."""
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from irpe.core.choices import check_choice
+from irpe.core.rates import ABSOLUTE_LR
+from irpe.train.config import RunConfig, check_at_least, check_fraction, check_positive, option
+
+HEADS = ("linear", "upsampling")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmenterConfig(RunConfig):
+    """A run that trains a vision transformer to segment images.
+
+    Example:
+        >>> import irpe.recipes
+        >>> irpe.recipes.RECIPES["seg_small"]().replace(encoding="product-contextual-k").task
+        'segmentation'
+    """
+
+    task: ClassVar[str] = "segmentation"
+
+    model: str = option("Model, by its timm name.")
+    head: str = option(
+        "What makes classes of the tokens: linear, or upsampling (two convolutions).", "linear"
+    )
+    drop_path: float = option("Rate of stochastic depth.", 0.0)
+
+    absolute_lr: float = option(
+        "Learning rate of a learned absolute encoding, as a multiple of --lr.", ABSOLUTE_LR
+    )
+    poly_power: float = option(
+        "Polynomial schedule instead of cosine, with this power. 0: cosine.", 0.0
+    )
+
+    train_split: str = option("Name of the split to train on.", "train")
+    val_split: str = option("Name of the split to evaluate on.", "val")
+    limit: int = option("Use only this many images, the first ones; 0: all.", 0)
+    ignore_label: int = option(
+        "Label value of pixels without a class, which are neither trained on nor scored; for the "
+        "layout images/SPLIT and labels/SPLIT.",
+        255,
+    )
+    class_names: str | None = option(
+        "Text file with a name in each line, for the label values from 0 on.", None
+    )
+    short_side: int = option(
+        "Short side of an image after resizing, in pixels; 0: as it is stored.", 0
+    )
+    crop_height: int = option("Height of a random crop in training, in pixels.", 512)
+    crop_width: int = option("Width of a random crop in training, in pixels.", 512)
+    sliding: bool = option(
+        "Evaluate windows of the size of a crop and average them, not whole images.", False
+    )
+    stride: int = option(
+        "Pixels between two sliding windows; 0: two thirds of a window each way.", 0
+    )
+
+    min_resize: float = option("Least factor by which images are resized before a crop.", 0.5)
+    max_resize: float = option("Greatest factor by which images are resized before a crop.", 2.0)
+    color_jitter: float = option("Strength of colour jitter.", 0.0)
+
+    @property
+    def decay_power(self) -> float:
+        """The power of the polynomial schedule; 0: another schedule."""
+        return self.poly_power
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of what the model is trained on."""
+        return 3, self.crop_height, self.crop_width
+
+    def with_absolute_paths(self) -> Self:
+        """Returns the configuration with paths that mean the same in every working directory."""
+        names = None if self.class_names is None else os.path.abspath(self.class_names)
+        return super().with_absolute_paths().replace(class_names=names)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("head", self.head, HEADS)
+        check_positive(self, "absolute_lr", "min_resize")
+        check_at_least(self, self.min_resize, "max_resize")
+        check_at_least(self, 1, "crop_height", "crop_width")
+        check_at_least(self, 0, "poly_power", "limit", "short_side", "stride", "color_jitter")
+        check_fraction(self, "drop_path")
+        if not 0 <= self.ignore_label <= 255:
+            raise ValueError(f"ignore_label = {self.ignore_label} must be from 0 to 255")
+        if self.low_lr_epochs and self.poly_power:
+            raise ValueError(
+                f"low_lr_epochs = {self.low_lr_epochs} and poly_power = {self.poly_power} are two "
+                "schedules: leave one of them out"
+            )
+        if self.stride > min(self.crop_height, self.crop_width):
+            raise ValueError(
+                f"stride = {self.stride} leaves gaps between windows of {self.crop_height} x "
+                f"{self.crop_width} pixels: choose at most the shorter side"
+            )
