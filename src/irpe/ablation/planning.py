@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from irpe.ablation.cells import Cell
-from irpe.ablation.costs import first_cells, training_memory
+from irpe.ablation.costs import AblationTask, tasks_of_rows, training_memory
 from irpe.ablation.machine import choose_jobs, gpus, program_memory
 from irpe.progress import NO_PROGRESS
-from irpe.train.classification.sources import Source
-from irpe.train.classification.task import ClassificationTask
 from irpe.train.engine import Trainer
 from irpe.train.overview import describe_budget, describe_data
 from irpe.train.processes import make_accelerator
@@ -29,35 +27,31 @@ class RunPlan:
     facts: dict[str, str]
 
 
-def plan_runs(cells: Sequence[Cell], data: tuple[Source, Source], jobs: int | None) -> RunPlan:
+def plan_runs(cells: Sequence[Cell], task: AblationTask, jobs: int | None) -> RunPlan:
     """Returns how the cells will run, or raises an error for what could not be trained.
 
     Args:
         cells: The cells.
-        data: The images to train on, and those to evaluate on.
+        task: A task with the images to train on, and those to evaluate on.
         jobs: How many cells shall run at a time; `None`: as many as the machine can.
     """
     accelerator = make_accelerator(cells[0].config.precision)
     if accelerator.num_processes > 1:
         raise ValueError("an ablation starts processes of its own: start it without torchrun")
-    first = first_cells(cells)
-    tasks = [ClassificationTask(cell.config, *data) for cell in first]
+    tasks, directory = tasks_of_rows(cells, task), cells[0].directory
     counts: list[int] = []
-    for task, cell in zip(tasks, first, strict=True):
-        trainer = Trainer(task, cell.directory, accelerator, NO_PROGRESS)
+    for each in tasks.values():
+        trainer = Trainer(each, directory, accelerator, NO_PROGRESS)
         counts.append(sum(parameter.numel() for parameter in trainer.raw.parameters()))
-    num_images, num_classes = sum(map(len, data)), len(data[0].classes)
-    need = program_memory() + max(
-        training_memory(cell.config, num_classes, num_images) for cell in first
-    )
+    need = program_memory() + max(map(training_memory, tasks.values()))
     devices = tuple(gpus())
     chosen = choose_jobs(jobs, len(cells), need, len(devices))
     where = "GPU" if devices else "CPU"
-    seeds = len(cells) // len(first)
+    seeds = len(cells) // len(tasks)
     facts = {
-        "model": f"{tasks[0].model_name}, {min(counts):,} to {max(counts):,} parameters",
-        "rows": ", ".join(cell.row.name for cell in first),
-        **describe_data(tasks[0]),
+        "model": f"{task.model_name}, {min(counts):,} to {max(counts):,} parameters",
+        "rows": ", ".join(tasks),
+        **describe_data(task),
         "device": f"{where}, {chosen} cells at a time, one thread each",
         "budget": f"{seeds} seed{'s' * (seeds > 1)}, {describe_budget(cells[0].config)}",
     }

@@ -10,7 +10,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from irpe.ablation.cells import Cell, CellResult
+    from irpe.ablation.cells import Cell
+    from irpe.ablation.results import CellResult
     from irpe.ablation.running import Failure
 
 _PAUSE = 0.25  # seconds between two drawings
@@ -25,7 +26,10 @@ class LiveTable:
     """
 
     def __init__(self, cells: "Sequence[Cell]", console: Console) -> None:
+        from irpe.ablation.results import MEASURES
+
         self.cells, self.console = cells, console
+        self.score = MEASURES[cells[0].config.task].name
         self.shown: dict[str, str] = {}
         self.ended, self.drawn = 0, 0.0
         self.remaining: float | None = None
@@ -56,13 +60,15 @@ class LiveTable:
 
     def end(self, cell: "Cell", found: "CellResult | Failure") -> None:
         """A cell has ended."""
-        from irpe.ablation.cells import SHIFTS, CellResult
+        from irpe.ablation.running import Failure
 
         self.ended += 1
-        if isinstance(found, CellResult):
-            self.shown[cell.name] = f"[bold]{found.top1():.1f}[/bold]"
-            moved = ", by ".join(f"{shift} {found.top1(shift):.1f}" for shift in SHIFTS[1:])
-            line = f"{cell.name}: top-1 {found.top1():.1f}, moved by {moved}"
+        if not isinstance(found, Failure):
+            self.shown[cell.name] = f"[bold]{found.score():.1f}[/bold]"
+            shifts = found.measure.shifts[1:]
+            moved = ", by ".join(f"{shift} {found.score(shift):.1f}" for shift in shifts)
+            line = f"{cell.name}: {found.measure.name} {found.score():.1f}"
+            line += f", moved by {moved}" if shifts else ""
         else:
             self.shown[cell.name] = "[red]failed[/red]"
             line = str(found)
@@ -82,7 +88,7 @@ class LiveTable:
             return
         self.drawn = time.monotonic()
         seeds = sorted({cell.config.seed for cell in self.cells})
-        table = Table("", *(f"seed {seed}" for seed in seeds), box=None, title="top-1 (%)")
+        table = Table("", *(f"seed {seed}" for seed in seeds), box=None, title=f"{self.score} (%)")
         for row in dict.fromkeys(cell.row.name for cell in self.cells):
             names = [cell.name for cell in self.cells if cell.row.name == row]
             table.add_row(row, *(self.shown.get(name, "") for name in names))
