@@ -21,6 +21,7 @@ import irpe
 from benchmarks.timing import interleaved_medians, write_report
 
 HEADS, DIM = 6, 64
+FIGURE = Path("docs/figures/attention-growth.png")
 ENCODINGS = {
     "plain": None,
     "bias": "product-bias-k",
@@ -43,7 +44,7 @@ def main() -> None:
     print_tables(rows)
     results = {"heads": HEADS, "dim": DIM, "batch": 1, "rows": rows, "exponents": exponents(rows)}
     write_report(arguments.output, results)
-    draw(rows, arguments.output.with_suffix(".png"))
+    draw(rows, FIGURE)
 
 
 def measure(side: int, rounds: int) -> dict[str, object]:

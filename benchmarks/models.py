@@ -47,8 +47,7 @@ def measure(name: str, batch: int | None, rounds: int) -> dict[str, object]:
     models = {"plain": make_model(name)}
     for label, spec in ENCODINGS.items():
         models[label] = irpe.equip(make_model(name), spec)
-        for table in table_names(models[label]):
-            torch.nn.init.normal_(models[label].get_parameter(table), std=0.02)
+        randomize_tables(models[label])
     batch = batch or (laptop().batch_size if name == "laptop" else 8)
     plain = models["plain"]
     channels, size = plain.patch_embed.proj.in_channels, plain.patch_embed.img_size
@@ -69,6 +68,12 @@ def make_model(name: str) -> torch.nn.Module:
     if name == "laptop":
         return build_model(laptop(), 10)
     return timm.create_model(name)
+
+
+def randomize_tables(model: torch.nn.Module) -> None:
+    """Gives the tables of an equipped model small random values, as if they were learned."""
+    for table in table_names(model):
+        torch.nn.init.normal_(model.get_parameter(table), std=0.02)
 
 
 def make_run(model: torch.nn.Module, images: torch.Tensor, what: str) -> Callable[[], object]:

@@ -64,18 +64,25 @@ def num_buckets(method, bound, ndim):
 def bucket_ids(method, grid, num_prefix_tokens, index, bound):
     """I(i, j) as nested lists, one matrix per table, and the rows of each table."""
     positions = list(itertools.product(*map(range, grid)))
+    prefixes = (num_prefix_tokens, num_prefix_tokens)
+    return pair_ids(method, positions, positions, prefixes, index, bound)
+
+
+def pair_ids(method, queries, keys, prefixes, index, bound):
+    """The same for queries and keys at positions of their own."""
     known = {}
-    rows = num_buckets(method, bound, len(grid))
-    size = num_prefix_tokens + len(positions)
-    maps = [[[count] * size for _ in range(size)] for count in rows]
-    for i, query in enumerate(positions):
-        for j, key in enumerate(positions):
+    rows = num_buckets(method, bound, len(queries[0]))
+    before_queries, before_keys = prefixes
+    sizes = before_queries + len(queries), before_keys + len(keys)
+    maps = [[[count] * sizes[1] for _ in range(sizes[0])] for count in rows]
+    for i, query in enumerate(queries):
+        for j, key in enumerate(keys):
             offset = tuple(a - b for a, b in zip(query, key, strict=True))
             if offset not in known:
                 known[offset] = buckets_of_offset(method, offset, index, bound)
             for table, bucket in enumerate(known[offset]):
-                maps[table][num_prefix_tokens + i][num_prefix_tokens + j] = bucket
-    return maps, [count + (num_prefix_tokens > 0) for count in rows]
+                maps[table][before_queries + i][before_keys + j] = bucket
+    return maps, [count + any(prefixes) for count in rows]
 
 
 def attention(q, k, v, ids, tables, scale):
@@ -84,15 +91,15 @@ def attention(q, k, v, ids, tables, scale):
     `tables` maps "query", "key", "value" (lists of vectors) and "bias" (lists of numbers) to one
     table for each matrix in `ids`.
     """
-    tokens, dim = range(len(q)), range(len(q[0]))
+    queries, keys, dim = range(len(q)), range(len(k)), range(len(q[0]))
 
     def dot(a, b):
         return sum(x * y for x, y in zip(a, b, strict=True))
 
     out, weights, extra = [], [], []
-    for i in tokens:
-        b = [0.0 for _ in tokens]
-        for j in tokens:
+    for i in queries:
+        b = [0.0 for _ in keys]
+        for j in keys:
             for table, matrix in enumerate(ids):
                 row = matrix[i][j]
                 if "bias" in tables:
@@ -101,13 +108,13 @@ def attention(q, k, v, ids, tables, scale):
                     b[j] += dot(q[i], tables["key"][table][row])
                 if "query" in tables:
                     b[j] += dot(k[j], tables["query"][table][row])
-        e = [(dot(q[i], k[j]) + b[j]) * scale for j in tokens]
+        e = [(dot(q[i], k[j]) + b[j]) * scale for j in keys]
         largest = max(e)
         total = sum(math.exp(score - largest) for score in e)
         a = [math.exp(score - largest) / total for score in e]
-        z = [sum(a[j] * v[j][c] for j in tokens) for c in dim]
+        z = [sum(a[j] * v[j][c] for j in keys) for c in dim]
         for table, matrix in enumerate(ids if "value" in tables else ()):
-            for j in tokens:
+            for j in keys:
                 row = tables["value"][table][matrix[i][j]]
                 z = [z[c] + a[j] * row[c] for c in dim]
         out.append(z)

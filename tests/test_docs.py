@@ -15,11 +15,17 @@ PAGES = [
     "docs/adapters.md",
     "docs/detection.md",
     "docs/encodings.md",
+    "docs/explanation/concepts.md",
     "docs/figures.md",
+    "docs/index.md",
     "docs/kernels.md",
     "docs/mathematics.md",
     "docs/performance.md",
+    "docs/reference/stability.md",
     "docs/results.md",
+    "docs/start/first-ablation.md",
+    "docs/start/first-finetune.md",
+    "docs/start/install.md",
     "docs/training.md",
 ]
 
@@ -39,7 +45,7 @@ def test_python_in_the_documentation_runs(page, tmp_path, monkeypatch, capsys):
         exec(compile(code, page, "exec"), names)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])  # MkDocs checks the others
 def test_links_in_the_documentation_lead_somewhere(page):
     text = (ROOT / page).read_text()
     links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]

@@ -38,7 +38,8 @@ def test_every_public_name_is_listed_and_loads():
     import irpe
 
     assert {*irpe.__all__} <= {*dir(irpe)}
-    assert {*irpe._MODULES} == {*irpe.__all__}
+    sources = [name for names in irpe._SOURCES.values() for name in names]
+    assert sorted(sources) == sorted(irpe.__all__)
     with pytest.raises(AttributeError, match="no attribute 'eqip'"):
         irpe.eqip  # noqa: B018
 

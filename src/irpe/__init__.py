@@ -9,8 +9,11 @@ Code that needs the operators alone, to run an exported program for example, imp
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from irpe.lazy import lazy_names
+
 if TYPE_CHECKING:
     from irpe.adapters.equip import equip
+    from irpe.adapters.hosts.registered import register_host
     from irpe.adapters.parameter_groups import parameter_groups
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
@@ -21,21 +24,29 @@ if TYPE_CHECKING:
     from irpe.core.encodings.spec import RPESpec
     from irpe.core.grid import Grid
     from irpe.core.index import Clip, Piecewise
+    from irpe.core.places import Points, PooledGrid, Subset
+    from irpe.core.positions import Positions
     from irpe.models.published import load_published
     from irpe.nn.attention import RPEAttention
+    from irpe.nn.cross_attention import RPECrossAttention
     from irpe.nn.encoding import RelativePositionEncoding
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "BucketMap",
     "Clip",
     "Grid",
     "Piecewise",
+    "Points",
+    "PooledGrid",
+    "Positions",
     "RPEAttention",
+    "RPECrossAttention",
     "RPESpec",
     "RelativePositionEncoding",
+    "Subset",
     "bucket_maps",
     "equip",
     "explain",
@@ -43,6 +54,7 @@ __all__ = [
     "load_published",
     "parameter_groups",
     "parse_encoding",
+    "register_host",
     "rpe_attention",
     "rpe_attention_weights",
     "rpe_scores",
@@ -54,6 +66,7 @@ __all__ = [
 
 _SOURCES = {
     "irpe.adapters.equip": ("equip",),
+    "irpe.adapters.hosts.registered": ("register_host",),
     "irpe.adapters.parameter_groups": ("parameter_groups",),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
@@ -64,23 +77,19 @@ _SOURCES = {
     "irpe.core.encodings.spec": ("RPESpec",),
     "irpe.core.grid": ("Grid",),
     "irpe.core.index": ("Clip", "Piecewise"),
+    "irpe.core.places": ("Points", "PooledGrid", "Subset"),
+    "irpe.core.positions": ("Positions",),
     "irpe.models.published": ("load_published",),
     "irpe.nn.attention": ("RPEAttention",),
+    "irpe.nn.cross_attention": ("RPECrossAttention",),
     "irpe.nn.encoding": ("RelativePositionEncoding",),
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
 }
-_MODULES = {name: module for module, names in _SOURCES.items() for name in names}
+_load, __dir__ = lazy_names("irpe", _SOURCES)
 
 
 def __getattr__(name: str) -> Any:
     """Loads a public name when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'irpe' has no attribute {name!r}")
-    importlib.import_module("irpe.ops")  # registers the operators and what they cost
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("irpe")
+    return _load(name)

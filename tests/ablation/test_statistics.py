@@ -1,6 +1,7 @@
 """Differences that the data supports, and words that claim no more."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -13,7 +14,12 @@ from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import collect_rows, compare
 from irpe.train.segmentation.scores import ClassCounts
 
-ENCODINGS = {"absolute": ("none", "keep"), "none": ("none", "none")}
+ENCODINGS = {
+    "absolute": ("none", "keep"),
+    "none": ("none", "none"),
+    "rope": ("rope-axial", "none"),
+    "rope + K": ("rope-axial+product-contextual-k", "none"),
+}
 
 
 def row(name, *counts, moved=None, step=1.0, effect=0.3):
@@ -114,6 +120,24 @@ def test_an_encoding_that_did_nothing_is_no_comparison():
     assert words[0].startswith("K is no comparison: its encoding is next to nothing (0.01% of ")
     assert not any("use K" in line for line in words)
     assert "0.0% (!)" in markdown_table(rows)
+
+
+def test_rotary_or_relative_is_answered_where_there_are_both():
+    rows = [row("absolute", 60, 64), row("rope", 50, 54), row("V", 20, 24), row("K", 70, 74)]
+    text = answer(rows, "laptop", "cats")[2]
+    assert text.startswith(
+        "Rotary or relative? Images as they are: relative. K (best of 2 relative) against "
+        "rope (best of 1 rotary): +20.0 ± "
+    )
+    assert ", moved by 2 +20.0 ± 7.5 (better), at 1.0x the time of a step." in text
+    rows[3] = row("K", 50, 53, moved=20)
+    text = answer([*rows, row("rope + K", 80, 84)], "laptop", "cats")[2]
+    assert (
+        "as they are: a tie. rope (best of 1 rotary) against K (best of 2 relative): +0.5" in text
+    )
+    assert re.search(r"moved by 1 \+32.0 ± \S+ \(better\)", text)
+    assert "Together, rope + K: better than rope, +30.0 ± " in text
+    assert not any("Rotary or" in line for line in answer(rows[:2], "laptop", "cats"))
 
 
 @pytest.mark.parametrize(

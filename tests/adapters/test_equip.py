@@ -131,9 +131,9 @@ HALF_WAY = {
         "no absolute encoding",
     ),
     "patches dropped in the second of two": (
-        lambda: nn.ModuleList([make_swin(), make_vit(patch_drop_rate=0.5)]),
-        {"builtin_bias": "drop"},
-        "patch_drop",
+        lambda: nn.ModuleList([make_vit(), make_vit(patch_drop_rate=0.5)]),
+        {"num_prefix_tokens": 3},
+        "patch_drop keeps the first 1 tokens",
     ),
     "one block equipped before": (
         lambda: perturb(irpe.equip(make_vit(), "cross-bias-k", layers=[1])),

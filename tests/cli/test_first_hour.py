@@ -4,6 +4,7 @@ import json
 
 import pytest
 from cli.terminal import irpe
+from PIL import Image
 
 pytest.importorskip("typer", reason="needs the extra 'cli'")
 pytest.importorskip("timm", reason="needs the extra 'train'")
@@ -16,15 +17,30 @@ TINY = '{"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 7}'
 
 
 @pytest.mark.parametrize(("epochs", "expected"), [(1, 0), (4, 0), (5, 1), (50, 1)])
-def test_fewer_epochs_shrink_the_schedule_and_more_do_not(epochs, expected, capsys):
-    changed = change_config(RECIPES["laptop"](), {"epochs": epochs})
+def test_fewer_epochs_shrink_the_schedule_and_more_do_not(epochs, expected):
+    changed, notes = change_config(RECIPES["laptop"](), {"epochs": epochs})
     assert (changed.epochs, changed.warmup_epochs) == (epochs, expected)
-    said = capsys.readouterr().err
-    assert ("--warmup-epochs is 0: 1 of 5 epochs, in proportion" in said) == (expected == 0)
+    said = "--warmup-epochs is 0: 1 of 5 epochs, in proportion to --epochs "
+    assert [note.startswith(said) for note in notes] == [True] * (expected == 0)
+
+
+def test_a_note_comes_when_the_run_begins_and_not_before_an_error(tmp_path):
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("L", (28, 28)).save(tmp_path / "data" / name / "0.png")
+    short = ["laptop", "--epochs", "1", "--model-args", TINY, "--batch-size", "2"]
+    done = irpe("train", *short, "--data", "nowhere", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "--warmup-epochs" not in done.stderr
+    done = irpe("train", *short, "--data", "data", cwd=tmp_path)
+    assert done.stderr.index("output") < done.stderr.index("--warmup-epochs is 0: 1 of 5 epochs")
+    done = irpe("ablate", "--epochs", "1", "--jobs", "0", cwd=tmp_path)
+    assert "--jobs 0" in done.stderr
+    assert "--warmup-epochs" not in done.stderr
 
 
 def test_a_step_schedule_shrinks_in_proportion():
-    changed = change_config(RECIPES["detr_small"](), {"epochs": 65})
+    changed, _ = change_config(RECIPES["detr_small"](), {"epochs": 65})
     assert changed.low_lr_epochs == RECIPES["detr_small"]().low_lr_epochs // 2
 
 

@@ -18,6 +18,8 @@ QUICK = [
     '{"patch_size": 7, "embed_dim": 16, "depth": 1, "num_heads": 2}',
 ]  # fmt: skip
 
+ONE = ["--row", "K=product-contextual-k"]
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -34,7 +36,7 @@ def run(tmp_path_factory):
 
 
 def test_a_run_can_be_evaluated(run):
-    done = irpe("eval", "runs/laptop", "--json", cwd=run)
+    done = irpe("eval", "runs/laptop", "--json", "--device", "cpu", "--threads", "1", cwd=run)
     score = json.loads(done.stdout)
     with (run / "runs/laptop/metrics.csv").open() as file:
         head, row = (line.strip().split(",") for line in file)
@@ -98,6 +100,9 @@ def test_resume_takes_everything_from_the_run(run):
         (["train", "laptop", "-o", "/proc/run"], "cannot be written to"),
         (["train", "--resume", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere"], "nowhere"),
+        (["eval", "nowhere", "--threads", "0"], "--threads 0 must be at least 1"),
+        (["eval", "nowhere", "--device", "gpu"], "device 'gpu' is not one of auto, cpu"),
+        (["train", "laptop", "--log", "wandbb"], "--log 'wandbb' is not one of wandb"),
         (["eval", "nowhere", "--precision", "int8"], "'int8' is not one of no, bf16, fp16"),
         (["train", "laptop", "--root", "x"], "root 'x' is for datasets with a name"),
         (["train", "laptop", "--auto-augment", "rand-mfoo"], "'mfoo' is not a letter or name"),
@@ -115,6 +120,9 @@ def test_resume_takes_everything_from_the_run(run):
         (["ablate", "--jobs", "0"], "--jobs 0 must be at least 1"),
         (["ablate", "--jobs", "100000"], "a cell needs about"),
         (["ablate", "--batch-size", "7000"], "batch_size = 7000 is more than the 6000 images"),
+        (["ablate", "--tune", "--table-lr", "2"], "--tune cannot be combined with --table-lr"),
+        (["ablate", "--tune", "--row", "a=alibi-2d"], "none of the rows a has tables"),
+        (["ablate", "--tune", *ONE, "--batch-size", "5000"], "--tune holds out 1200 training im"),
         (["ablate", "--table-lr", "0"], "--table-lr 0.0 must be greater than 0"),
         (["train", "laptop", "--absolute-lr", "-1"], "--absolute-lr -1.0 must be greater than 0"),
     ],
@@ -210,6 +218,27 @@ def test_an_ablation_ends_in_an_answer_and_finished_runs_are_kept(tmp_path):
     other = irpe("ablate", *options, "--epochs", "2", cwd=tmp_path)
     assert other.returncode == 1
     assert "holds another ablation, which differs in epochs: choose another" in other.stderr
+
+
+@pytest.mark.slow
+def test_a_search_for_rates_comes_first_and_is_not_repeated(tmp_path):
+    make_images(tmp_path / "data")
+    options = [*ROWS, "--tune", "--data", "data", "--recipe", "laptop", *QUICK, "--batch-size", "4"]
+    done = irpe("ablate", *options, "--seeds", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "search   first 12 cells, trained on 12 training images" in done.stderr
+    assert "output   runs/ablation-data-absolute-K-tuned" in done.stderr
+    assert "[12/12] " in done.stderr
+    assert "[2/2] " in done.stderr
+    assert "searched on held-out training images: absolute " in " ".join(done.stdout.split())
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}
+    again = json.loads(irpe("ablate", *options, "--seeds", "1", "--json", cwd=tmp_path).stdout)
+    assert [search["row"] for search in again["search"]] == ["absolute", "K"]
+    assert [len(search["tried"]) for search in again["search"]] == [6, 6]
+    assert stamps == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}
+    output = ["-o", "runs/ablation-data-absolute-K-tuned"]
+    other = irpe("ablate", *[o for o in options if o != "--tune"], *output, cwd=tmp_path)
+    assert "holds another ablation, which differs in tune" in other.stderr
 
 
 def test_one_class_is_refused_and_shown(tmp_path):

@@ -102,6 +102,7 @@ def test_a_run_leaves_its_files_and_returns_what_they_hold(whole):
     assert read_metrics(directory)["top5"] == [row["top5"] for row in found.history]
     assert found.score.top1 == found.history[-1]["top1"]
     assert list((directory / "tensorboard").iterdir())
+    assert not (directory / "wandb").exists()  # it was not asked for
 
 
 def test_a_run_that_has_ended_returns_its_model_and_history_without_a_score(whole):

@@ -3,15 +3,14 @@
 import statistics
 from collections.abc import Sequence
 
-from irpe.ablation.results import Measure
+from irpe.ablation.rotary import kind_of, rotary_or_relative
 from irpe.ablation.rows import AblationRow
-from irpe.ablation.statistics import RowResult, compare, paired_difference
+from irpe.ablation.statistics import RowResult, compare, difference
+from irpe.ablation.tuning import FACTORS_TEXT
 from irpe.core.encodings import Joined, parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.profile.catalogue import LINES
 from irpe.train.config import EMBEDDED
-
-_REMEDY = "train longer, or raise --table-lr"
 
 
 def find_reference(rows: Sequence[RowResult]) -> RowResult:
@@ -33,7 +32,7 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
     others = [row for row in rows if row is not reference and not row.is_idle]
     text = [
         f"{row.name} is no comparison: its encoding is next to nothing ({row.effect:.2%} of the "
-        f"attention); {_REMEDY}."
+        f"attention); {_remedy(row)}."
         for row in idle
     ]
     choice = reference
@@ -44,10 +43,28 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
         text.append(words)
         if _moves(reference):
             text.append(_moved(reference, others))
-    text += _meanings(rows)
+        text += rotary_or_relative(others)
+    text += [*_rates(rows), *_meanings(rows)]
     if idle and not others:
-        return [*text, "Next: the same command with more --epochs or a higher --table-lr"]
+        more = " or a higher --table-lr" if "--table-lr" in text[0] else ""
+        return [*text, f"Next: the same command with more --epochs{more}"]
     return [*text, f"Next: {_next_command(choice, recipe, data)}"]
+
+
+def _remedy(row: RowResult) -> str:
+    has_rate = not row.row.rates and kind_of(row) != "rotary"
+    return "train longer, or raise --table-lr" if has_rate else "train longer"
+
+
+def _rates(rows: Sequence[RowResult]) -> list[str]:
+    """Returns the rates that were searched, if they were."""
+    found = [f"{row.name} {factor:g}" for row in rows for factor in row.row.rates.values()]
+    if not found:
+        return []
+    return [
+        f"Learning rates of tables (or of a learned absolute encoding): the best of {FACTORS_TEXT} "
+        f"times the model's, searched on held-out training images: {', '.join(found)}."
+    ]
 
 
 def _meanings(rows: Sequence[RowResult]) -> list[str]:
@@ -80,17 +97,6 @@ def describe(row: AblationRow) -> str:
     return f"{each} for each relative position ({encoding.method}), multiplied with {joined}{tail}"
 
 
-def difference(row: RowResult, reference: RowResult, shift: int = 0) -> str:
-    """Returns how much better a row is, ± twice the standard error over the test images."""
-    mean, error = paired_difference(row, reference, shift)
-    return f"{mean:+.1f} ± {2 * error:.1f}"
-
-
-def unmoved(measure: Measure) -> str:
-    """Returns what to call the test images as they are."""
-    return "Images as they are" if len(measure.shifts) > 1 else f"By {measure.name}"
-
-
 def _moves(row: RowResult) -> tuple[int, ...]:
     return row.measure.shifts[1:]
 
@@ -101,12 +107,12 @@ def _as_they_are(reference: RowResult, others: Sequence[RowResult]) -> tuple[Row
         best = max(better, key=lambda row: row.mean())
         equal = [row for row in better if row is best or compare(row, best) == "tie"]
         choice = min(equal, key=lambda row: row.cost.step)
-        where = unmoved(reference.measure)
+        where = reference.measure.unmoved
         words = f"{where}: use {choice.name}, {difference(choice, reference)} points"
         return choice, f"{words} over {reference.name}, at {_cost(choice, reference)}."
     best = max(others, key=lambda row: row.mean())
     found = {"tie": "is a tie", "worse": "is worse"}[compare(best, reference)]
-    where = unmoved(reference.measure)
+    where = reference.measure.unmoved
     words = (
         f"{where}: keep {reference.name}. The best of the others, {best.name}, {found} "
         f"({difference(best, reference)}) at {_cost(best, reference)}"
@@ -157,4 +163,6 @@ def _next_command(choice: RowResult, recipe: str, data: str) -> str:
         return "irpe ablate --data FOLDER (your images)"
     row = choice.row
     options = f"--data {data} --encoding {row.encoding} --absolute {row.absolute}"
+    for name, factor in row.rates.items():
+        options += f" --{name.replace('_', '-')} {factor:g}"
     return f"irpe train {recipe} {options}"

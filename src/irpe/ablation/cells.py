@@ -14,14 +14,18 @@ from irpe.ablation.shifts import classify_shifted
 from irpe.files import write_text
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.config import ClassifierConfig
+from irpe.train.classification.sources import hold_out, open_images
 from irpe.train.classification.task import ClassificationTask
 from irpe.train.engine import fit
 from irpe.train.overview import effect_on_images
 from irpe.train.processes import make_accelerator
 from irpe.train.segmentation.config import SegmenterConfig
-from irpe.train.task import open_task
+from irpe.train.segmentation.task import SegmentationTask
+from irpe.train.segmentation.task import open_split as open_pixels_of
+from irpe.train.task import Task, open_task
 
 AblationConfig = ClassifierConfig | SegmenterConfig
+AblationTask = ClassificationTask | SegmentationTask
 _RESULT = "result.json"
 
 
@@ -33,11 +37,14 @@ class Cell:
         row: The row.
         config: The run's configuration.
         directory: The run's directory, another one for each configuration.
+        held_out: The fraction of the training images that it is evaluated on, in place of the test
+            images. 0: it trains on all of them.
     """
 
     row: AblationRow
     config: AblationConfig
     directory: Path
+    held_out: float = 0.0
 
     @property
     def name(self) -> str:
@@ -46,7 +53,11 @@ class Cell:
 
 
 def plan_cells(
-    rows: Sequence[AblationRow], base: AblationConfig, seeds: int, directory: Path
+    rows: Sequence[AblationRow],
+    base: AblationConfig,
+    seeds: int,
+    directory: Path,
+    held_out: float = 0.0,
 ) -> list[Cell]:
     """Returns the cells, one seed after the other.
 
@@ -55,6 +66,7 @@ def plan_cells(
         base: The budget of every cell.
         seeds: How many runs each row gets.
         directory: Where the cells are stored, each under a name of its own for each configuration.
+        held_out: The fraction of the training images to evaluate on; 0: the test images.
     """
     if seeds < 1:
         raise ValueError(f"seeds = {seeds} must be at least 1")
@@ -63,10 +75,13 @@ def plan_cells(
     cells: list[Cell] = []
     for seed in range(seeds):
         for row in rows:
-            config = base.replace(encoding=row.encoding, absolute=row.absolute, seed=seed)
+            config = base.replace(
+                encoding=row.encoding, absolute=row.absolute, seed=seed, **row.rates
+            )
+            folder = directory / (f"held-out-{held_out:g}" if held_out else "cells")
             key = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
             name = "".join(c if c.isalnum() else "-" for c in row.name)
-            cells.append(Cell(row, config, directory / "cells" / f"{name}-{seed}-{key}"))
+            cells.append(Cell(row, config, folder / f"{name}-{seed}-{key}", held_out))
     return cells
 
 
@@ -75,7 +90,7 @@ def run_cell(cell: Cell, progress: Progress = NO_PROGRESS) -> CellResult:
     accelerator = make_accelerator(cell.config.precision)
     if accelerator.num_processes > 1:
         raise ValueError("an ablation starts processes of its own: start it without torchrun")
-    task: Any = open_task(cell.config, NO_PROGRESS, None)
+    task: Any = _open_task(cell)
     fitted = fit(task, cell.directory, accelerator, progress)
     score: Any = fitted.score or task.evaluate(fitted.model, accelerator)
     shifted: list[tuple[bool, ...]] = []
@@ -86,6 +101,32 @@ def run_cell(cell: Cell, progress: Progress = NO_PROGRESS) -> CellResult:
     result = make_result(cell.row.name, cell.config.seed, score, shifted, effect)
     write_text(cell.directory / _RESULT, json.dumps(dataclasses.asdict(result)) + "\n")
     return result
+
+
+def _open_task(cell: Cell) -> Task:
+    """Returns the task of a cell; one that holds training images out opens no others."""
+    config = cell.config
+    if not cell.held_out:
+        return open_task(config, NO_PROGRESS, None)
+    if isinstance(config, SegmenterConfig):
+        train = open_pixels_of(config, config.train_split)
+        return hold_out_of(SegmentationTask(config, train, train), cell.held_out)
+    images, _ = open_images(config.data, config.root, config.holdout)
+    return hold_out_of(ClassificationTask(config, images, images), cell.held_out)
+
+
+def hold_out_of(task: AblationTask, fraction: float) -> AblationTask:
+    """Returns a task that is evaluated on a fraction of its training images, without the others.
+
+    Args:
+        task: The task.
+        fraction: How many of its training images are held out.
+    """
+    if isinstance(task, SegmentationTask):
+        train, val = task.train.hold_out(fraction)
+        return dataclasses.replace(task, train=train, val=val)
+    images, held_out = hold_out(task.train, fraction)
+    return dataclasses.replace(task, train=images, val=held_out)
 
 
 def read_result(cell: Cell) -> CellResult | None:

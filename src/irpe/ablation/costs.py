@@ -9,14 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from irpe.ablation.cells import AblationConfig, Cell
+from irpe.ablation.cells import AblationConfig, AblationTask, Cell
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.measure import interleaved, peak_memory
-from irpe.train.classification.task import ClassificationTask
 from irpe.train.image_files import CACHE_BYTES
-from irpe.train.segmentation.task import SegmentationTask
-
-AblationTask = ClassificationTask | SegmentationTask
 
 _MOST_TIMED = 64  # images in a step that is timed, on the CPU
 _STATES = 4  # of each parameter in training: value, gradient, two moments

@@ -40,6 +40,7 @@ def claim_folder(
     rows: Sequence[AblationRow],
     base: RunConfig,
     data: tuple[ClassedImages, ClassedImages],
+    is_tuned: bool = False,
 ) -> None:
     """Writes what a folder is for, or raises an error if it is for another ablation.
 
@@ -50,6 +51,7 @@ def claim_folder(
         rows: What is compared.
         base: The budget of every cell.
         data: The images to train on, and those to evaluate on.
+        is_tuned: Whether the rates of tables are searched.
     """
     settings = json.loads(base.replace(encoding="none", absolute="keep", seed=0).to_json())
     own: dict[str, Any] = {
@@ -57,6 +59,7 @@ def claim_folder(
         "rows": [[row.name, row.encoding, row.absolute] for row in rows],
         "images": [len(source) for source in data],
         "names of classes": list(data[0].classes),
+        **({"tune": True} if is_tuned else {}),
     }
     path = directory / FILE
     if not path.is_file():

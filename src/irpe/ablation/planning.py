@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irpe.ablation.cells import Cell
-from irpe.ablation.costs import AblationTask, tasks_of_rows, training_memory
+from accelerate import Accelerator
+
+from irpe.ablation.cells import AblationTask, Cell, hold_out_of
+from irpe.ablation.costs import tasks_of_rows, training_memory
 from irpe.ablation.machine import choose_jobs, gpus, program_memory
+from irpe.ablation.tuning import FACTORS_TEXT, HELD_OUT
 from irpe.progress import NO_PROGRESS
 from irpe.train.engine import Trainer
 from irpe.train.overview import describe_budget, describe_data
@@ -27,13 +30,16 @@ class RunPlan:
     facts: dict[str, str]
 
 
-def plan_runs(cells: Sequence[Cell], task: AblationTask, jobs: int | None) -> RunPlan:
+def plan_runs(
+    cells: Sequence[Cell], task: AblationTask, jobs: int | None, trials: Sequence[Cell] = ()
+) -> RunPlan:
     """Returns how the cells will run, or raises an error for what could not be trained.
 
     Args:
         cells: The cells.
         task: A task with the images to train on, and those to evaluate on.
         jobs: How many cells shall run at a time; `None`: as many as the machine can.
+        trials: The cells of a search for rates, which run first.
     """
     accelerator = make_accelerator(cells[0].config.precision)
     if accelerator.num_processes > 1:
@@ -48,11 +54,30 @@ def plan_runs(cells: Sequence[Cell], task: AblationTask, jobs: int | None) -> Ru
     chosen = choose_jobs(jobs, len(cells), need, len(devices))
     where = "GPU" if devices else "CPU"
     seeds = len(cells) // len(tasks)
+    budget = describe_budget(cells[0].config, FACTORS_TEXT if trials else None)
     facts = {
         "model": f"{task.model_name}, {min(counts):,} to {max(counts):,} parameters",
         "rows": ", ".join(tasks),
         **describe_data(task),
         "device": f"{where}, {chosen} cells at a time, one thread each",
-        "budget": f"{seeds} seed{'s' * (seeds > 1)}, {describe_budget(cells[0].config)}",
+        "budget": f"{seeds} seed{'s' * (seeds > 1)}, {budget}",
     }
+    if trials:
+        facts["search"] = _plan_search(trials, task, accelerator)
     return RunPlan(chosen, devices, facts)
+
+
+def _plan_search(trials: Sequence[Cell], task: AblationTask, accelerator: Accelerator) -> str:
+    """Returns what is searched, in words, or raises an error if there are too few images."""
+    held_out = hold_out_of(task, HELD_OUT)
+    try:
+        first = tasks_of_rows(trials[:1], held_out).popitem()[1]
+        Trainer(first, trials[0].directory, accelerator, NO_PROGRESS)
+    except ValueError as error:
+        raise ValueError(
+            f"--tune holds out {len(held_out.val)} training images: {error}"
+        ) from error
+    return (
+        f"first {len(trials)} cells, trained on {len(held_out.train):,} training images and "
+        "evaluated on the others: the rate of tables, or of a learned absolute encoding"
+    )

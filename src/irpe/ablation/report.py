@@ -13,10 +13,11 @@ import timm
 import torch
 
 import irpe
-from irpe.ablation.answer import answer, difference, find_reference, unmoved
+from irpe.ablation.answer import answer, find_reference
 from irpe.ablation.cells import AblationConfig, Cell
 from irpe.ablation.results import Measure
-from irpe.ablation.statistics import RowResult, compare
+from irpe.ablation.statistics import RowResult, compare, difference
+from irpe.ablation.tuning import SEEDS, SearchResult, search_as_json, tuning_table
 from irpe.files import write_text
 from irpe.train.runs import read_metrics
 from irpe.viz import plot_scores, plot_training, save_figure
@@ -34,6 +35,11 @@ _COLUMNS = (
     "Effect: how much of the attention's output the encoding is. Step: CPU time of a training "
     "step, one thread, relative to the fastest row."
 )
+_SEARCH = (
+    "The search for learning rates, as multiples of the model's: {} on held-out training images{}, "
+    f"means of {SEEDS} seeds. The best{{}} was chosen; no test image was used. Other rows have "
+    "nothing to search a rate for."
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,7 @@ class AblationReport:
         cells: The runs behind them.
         facts: What was run, by the name of each fact.
         failures: What to say of cells that failed.
+        searches: The search for the rates of tables, by row, where there was one.
     """
 
     title: str
@@ -55,6 +62,7 @@ class AblationReport:
     cells: Sequence[Cell]
     facts: dict[str, str]
     failures: Sequence[str] = ()
+    searches: Sequence[SearchResult] = ()
 
     @property
     def config(self) -> AblationConfig:
@@ -68,34 +76,41 @@ class AblationReport:
     def write(self, directory: Path) -> None:
         """Writes report.md, results.json and the figures to a folder."""
         directory.mkdir(parents=True, exist_ok=True)
-        write_text(directory / "results.json", json.dumps(self._as_json(), indent=2) + "\n")
+        write_text(directory / "results.json", json.dumps(self.as_json(), indent=2) + "\n")
         for name, figure in self._figures().items():
             save_figure(figure, directory / f"{name}.png")
-        write_text(directory / "report.md", "\n\n".join(self._body()) + "\n")
+        write_text(directory / "report.md", self.as_markdown())
 
-    def _body(self) -> list[str]:
+    def as_markdown(self) -> str:
+        """Returns the report as text."""
         versions = ", ".join(f"{name} {value}" for name, value in _versions().items())
-        return [
+        measure = self.rows[0].measure
+        parts = [
             f"# {self.title}",
             "\n".join(f"- {line}" for line in self.answer()),
             markdown_table(self.rows),
-            legend(self.rows[0].measure),
+            legend(measure),
             "\n".join(f"- {sentence}" for sentence in sentences(self.rows)),
+            *([_search(measure), tuning_table(self.searches)] if self.searches else []),
             "\n".join(f"- {name}: {text}" for name, text in self.facts.items()),
             f"The same budget for every row; {versions}. Figures beside this file: "
-            f"`{self.rows[0].measure.key}.png`, `curves.png`; all values: `results.json`.",
+            f"`{measure.key}.png`, `curves.png`; all values: `results.json`.",
         ]
+        return "\n\n".join(parts) + "\n"
 
-    def _as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
+        """Returns all values, for json."""
         settings = {
             **dataclasses.asdict(self.config),
             "encoding": "by row", "absolute": "by row", "seed": "by cell",
+            **{result.search.field: "by row" for result in self.searches},
         }  # fmt: skip
         return {
             "title": self.title,
             "answer": self.answer(),
             "rows": [_row_as_json(row) for row in self.rows],
             "sentences": sentences(self.rows),
+            "search": [search_as_json(result) for result in self.searches],
             "facts": self.facts,
             "settings": settings,
             "versions": _versions(),
@@ -118,6 +133,14 @@ class AblationReport:
 _TABLE = "metrics.csv"
 
 
+def _search(measure: Measure) -> str:
+    """Returns what the table of a search shows."""
+    moves = "".join(f" / moved by {shift}" for shift in measure.shifts[1:])
+    is_moved = len(measure.shifts) > 1
+    shown = f" as they are{moves}" if is_moved else ""
+    return _SEARCH.format(measure.name, shown, " as they are" if is_moved else "")
+
+
 def sentences(rows: Sequence[RowResult]) -> list[str]:
     """Returns what the data does and does not support, compared with one row, in plain words."""
     reference = find_reference(rows)
@@ -136,7 +159,7 @@ def sentences(rows: Sequence[RowResult]) -> list[str]:
 
 def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -> str:
     moved = f"Images moved by {shift} patch{'es' * (shift > 1)}"
-    where = moved if shift else unmoved(reference.measure)
+    where = moved if shift else reference.measure.unmoved
     found: list[str] = []
     for verdict, words in _VERDICTS.items():
         names = [
@@ -186,6 +209,7 @@ def _row_as_json(row: RowResult) -> dict[str, Any]:
         "row": row.name,
         "encoding": row.row.encoding,
         "absolute": row.row.absolute,
+        "rates": dict(row.row.rates),
         measure.key: [row.mean(shift) for shift in measure.shifts],
         "spread": [row.spread(shift) for shift in measure.shifts],
         "error": [row.error(shift) for shift in measure.shifts],

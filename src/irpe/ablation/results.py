@@ -29,6 +29,11 @@ class Measure:
     second_name: str
     shifts: tuple[int, ...]
 
+    @property
+    def unmoved(self) -> str:
+        """What to call the test images as they are."""
+        return "Images as they are" if len(self.shifts) > 1 else f"By {self.name}"
+
 
 TOP1 = Measure("top1", "top-1", "top5", "top-5", (0, 1, 2))
 MIOU = Measure("mIoU", "mIoU", "pixel_accuracy", "pixel accuracy", (0,))

@@ -1,7 +1,7 @@
 """What `irpe ablate` compares: a default, the paper's tables, or rows of the user's own."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from irpe.core.choices import check_choice
 from irpe.models.paper import FIGURE_3, TABLES, PaperRow
@@ -17,11 +17,13 @@ class AblationRow:
         name: What to call it.
         encoding: The relative encoding, or "none".
         absolute: What becomes of the absolute one.
+        rates: Learning rates of its own, by the field of the configuration; else as all rows.
     """
 
     name: str
     encoding: str
     absolute: str
+    rates: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 def default_rows() -> list[AblationRow]:

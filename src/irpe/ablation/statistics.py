@@ -115,6 +115,12 @@ def paired_difference(row: RowResult, other: RowResult, shift: int = 0) -> tuple
     return _mean_and_error(_values(row, shift) - _values(other, shift))
 
 
+def difference(row: RowResult, reference: RowResult, shift: int = 0) -> str:
+    """Returns how much better a row is, ± twice the standard error over the test images."""
+    mean, error = paired_difference(row, reference, shift)
+    return f"{mean:+.1f} ± {2 * error:.1f}"
+
+
 def _values(row: RowResult, shift: int) -> Tensor:
     """Returns the value of each test image, the mean over the seeds."""
     return torch.stack([result.values(shift) for result in row.results]).mean(0)

@@ -28,6 +28,12 @@ def choose_blocks(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
                 "VisionTransformer of timm; choose an encoding of attentions instead, such as "
                 "product-contextual-k"
             )
+        if site.drops_tokens:
+            raise ValueError(
+                f"cpvt cannot follow {site.name}: it convolves the whole grid, and patch_drop "
+                "leaves a part of it; create the model with patch_drop_rate=0, or choose an "
+                "encoding of attentions, such as product-contextual-k"
+            )
         by_block.setdefault(id(site.block), site)
     blocks = list(by_block.values())
     chosen = blocks[:_FIRST_BLOCKS] if layers is None else choose_layers(blocks, layers)

@@ -24,6 +24,7 @@ from irpe.adapters.unequip import remember_undo
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import CPVT, AnyEncoding, Encoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
+from irpe.core.positions import axes_of
 from irpe.nn.encoding import RelativePositionEncoding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -60,6 +61,11 @@ def equip(
         builtin_bias: "keep" or "drop" the relative encoding that a model such as Swin or BEiT has
             of its own; or "convert" that of SAM or ViTDet into our tables, which compute the same.
         impl: Which implementation of `irpe.rpe_attention` the attentions use.
+
+    Example:
+        >>> import irpe, timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2)
+        >>> model = irpe.equip(model, "product-contextual-k", absolute="none")
     """
     shape = None if grid is None else Grid.of(grid).shape
     indices = None if layers is None else _as_tuple(layers)
@@ -155,7 +161,7 @@ def _equip_site(site: Site, spec: Encoding, impl: str) -> Undo:
 
 def _make_encoding(site: Site, spec: Encoding, impl: str) -> RelativePositionEncoding:
     like = next(site.attention.parameters())
-    ndim = 2 if site.grid.grid is None else len(site.grid.grid)
+    ndim = 2 if site.grid.grid is None else axes_of(site.grid.grid)
     size = site.num_heads, site.head_dim, site.num_prefix_tokens, ndim
     encoding = RelativePositionEncoding(spec, *size, like.device, like.dtype, impl)
     return encoding.train(site.attention.training)

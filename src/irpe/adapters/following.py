@@ -5,16 +5,35 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from functools import cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.grids import GridSource, grid_of, mark, read_mark
+from irpe.adapters.grids import GridSource, InputGrid, grid_of, mark, read_mark
+from irpe.core.positions import Positions
 
 _FOLLOWED = "rpe_followed_grid"  # the attribute of models and blocks that holds what they follow
+_MOST_UNUSED = 64  # announcements remembered that no block has used
 
-Measure = Callable[[Any, Tensor, Tensor], tuple[int, ...]]
+
+class Embedded(NamedTuple):
+    """A call of the module that makes tokens of an image.
+
+    Args:
+        module: The module.
+        inputs: What it was called with.
+        keywords: What it was called with by name.
+        output: What it returned.
+    """
+
+    module: Any
+    inputs: tuple[Any, ...]
+    keywords: dict[str, Any]
+    output: Any
+
+
+Measure = Callable[[Embedded], InputGrid]
 
 
 class FollowedGrid(GridSource):
@@ -24,24 +43,41 @@ class FollowedGrid(GridSource):
         grid: The grid of the first input to come; `None` if unknown.
         model: The model.
         embedding: The path in the model to the module that makes tokens, or a map, of an image.
-        measure: Returns the grid, given that module, its input and its output.
+        measure: Returns the grid of a call of that module, or positions.
+        marks_output: Whether positions are those of the tokens that this module returns. Not so for
+            a decoder, whose tokens are made of them later.
     """
 
     def __init__(
-        self, grid: Sequence[int] | None, model: nn.Module, embedding: str, measure: Measure
+        self,
+        grid: Sequence[int] | None,
+        model: nn.Module,
+        embedding: str,
+        measure: Measure,
+        marks_output: bool = True,
     ) -> None:
         super().__init__(grid)
         self.model, self.embedding, self.measure = model, embedding, measure
+        self.marks_output = marks_output
 
     def follow(self) -> Callable[[], None]:
         """Announces the grid from the embedding that the model has now; returns what undoes it."""
-        return self._find_embedding().register_forward_hook(AnnounceGrid(self)).remove
+        hook = AnnounceGrid(self)
+        return self._find_embedding().register_forward_hook(hook, with_kwargs=True).remove
 
-    def announce(self, grid: tuple[int, ...]) -> None:
+    def announce(self, grid: InputGrid) -> None:
         """Sets the grid of what this thread works on from now on."""
         super().announce(grid)
-        if not torch.compiler.is_compiling():
-            self._thread.unused = self._unused_grids() | {grid}
+        unused = self._unused_grids()
+        if not torch.compiler.is_compiling() and len(unused) < _MOST_UNUSED:
+            self._thread.unused = unused | {_identity(grid)}
+
+    def announce_for(self, tokens: Tensor, positions: Positions) -> None:
+        """Marks tokens with their positions; a compiled model reads what is announced instead."""
+        if torch.compiler.is_compiling():
+            super().announce(positions)
+        else:
+            mark(tokens, positions)
 
     def start(self) -> None:
         """Starts a pass, for which nothing is announced yet; follows a replaced embedding."""
@@ -58,11 +94,11 @@ class FollowedGrid(GridSource):
         if outer is not None:  # not so where another hook failed before the pass started
             self._thread.announced, self._thread.unused, self._thread.outer = outer
 
-    def enter(self, tokens: Tensor) -> tuple[int, ...]:
+    def enter(self, tokens: Tensor) -> InputGrid:
         """Makes the grid of these tokens the current one, until `leave`, and returns it."""
         grid = read_mark(tokens)
         if grid is None:
-            grid = self._use_announced()
+            grid = self.use_announced()
             mark(tokens, grid)
         if not hasattr(self._thread, "stack"):
             self._thread.stack = []
@@ -73,7 +109,7 @@ class FollowedGrid(GridSource):
         """Makes the grid the current one that was before `enter`."""
         self._thread.stack.pop()
 
-    def _use_announced(self) -> tuple[int, ...]:
+    def use_announced(self) -> InputGrid:
         """Returns the grid of tokens that no block has seen yet."""
         if not self._is_following():
             raise RuntimeError(
@@ -82,16 +118,17 @@ class FollowedGrid(GridSource):
             )
         grid, unused = self._announced_grid(), self._unused_grids()
         self._thread.unused = frozenset()
-        rivals = [g for g in unused if g != grid and math.prod(g) == math.prod(grid)]
+        own = _identity(grid)
+        rivals = [g for g in unused if g != own and g.num_tokens == own.num_tokens]
         if rivals:
             raise RuntimeError(
-                f"{self.embedding} of the model saw grids {rivals[0]} and {grid}, which have as "
-                "many tokens, before the blocks ran: run the blocks of one input before the next "
-                "one enters, or call the model itself"
+                f"{self.embedding} of the model saw grids {rivals[0].text} and {own.text}, which "
+                "have as many tokens, before the blocks ran: run the blocks of one input before "
+                "the next one enters, or call the model itself"
             )
         return grid
 
-    def _unused_grids(self) -> frozenset[tuple[int, ...]]:
+    def _unused_grids(self) -> "frozenset[_Identity]":
         """Returns the grids announced in this thread since a block last used one."""
         return getattr(self._thread, "unused", frozenset())
 
@@ -101,6 +138,26 @@ class FollowedGrid(GridSource):
     def _is_following(self) -> bool:
         hooks = self._find_embedding()._forward_hooks.values()
         return any(isinstance(hook, AnnounceGrid) and hook.source is self for hook in hooks)
+
+
+class _Identity(NamedTuple):
+    """What distinguishes one announcement from another; it must not hold positions, which live on.
+
+    Args:
+        num_tokens: The number of tokens.
+        text: The grid, or what the positions are.
+        number: The positions themselves, as a number; 0 for a grid.
+    """
+
+    num_tokens: int
+    text: str
+    number: int
+
+
+def _identity(grid: InputGrid) -> _Identity:
+    if isinstance(grid, Positions):
+        return _Identity(grid.num_tokens[0], str(grid), 0 if grid.is_constant else id(grid))
+    return _Identity(math.prod(grid), str(grid), 0)
 
 
 class AnnounceGrid:
@@ -113,9 +170,24 @@ class AnnounceGrid:
     def __init__(self, source: FollowedGrid) -> None:
         self.source = source
 
-    def __call__(self, embedding: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def __call__(
+        self, embedding: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> None:
         """Announces the grid."""
-        self.source.announce(self.source.measure(embedding, inputs[0], output))
+        grid = self.source.measure(Embedded(embedding, inputs, keywords, output))
+        self.source.announce(grid)
+        if isinstance(grid, Positions) and self.source.marks_output:
+            self.source.announce_for(output[0] if isinstance(output, tuple) else output, grid)
+
+
+class CarryMark:
+    """A hook on a module between the tokens' choice and the first block: keeps their mark."""
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Marks the output as the input is."""
+        grid = None if torch.compiler.is_compiling() else read_mark(inputs[0])
+        if grid is not None:
+            mark(output, grid)
 
 
 class ToldGrid(GridSource):
@@ -127,7 +199,7 @@ class ToldGrid(GridSource):
         grid: The grid of every input.
         model: The model.
         embedding: The path in the model to the module that makes tokens, or a map, of an image.
-        measure: Returns the grid, given that module, its input and its output.
+        measure: Returns the grid of a call of that module.
     """
 
     def __init__(
@@ -139,7 +211,7 @@ class ToldGrid(GridSource):
     def check(self) -> Callable[[], None]:
         """Compares the grid of each input from now on; returns what undoes it."""
         embedding: nn.Module = attrgetter(self.embedding)(self.model)
-        return embedding.register_forward_hook(CheckGrid(self)).remove
+        return embedding.register_forward_hook(CheckGrid(self), with_kwargs=True).remove
 
 
 class CheckGrid:
@@ -152,9 +224,11 @@ class CheckGrid:
     def __init__(self, source: ToldGrid) -> None:
         self.source = source
 
-    def __call__(self, embedding: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+    def __call__(
+        self, embedding: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any
+    ) -> None:
         """Raises an error if the grid of this input is another one."""
-        found = self.source.measure(embedding, inputs[0], output)
+        found = self.source.measure(Embedded(embedding, inputs, keywords, output))
         if found != self.source.grid:
             raise ValueError(
                 f"this input has grid {found}, but irpe.equip was told grid {self.source.grid}: "
@@ -178,9 +252,9 @@ def map_source(
     return followed_grid(model) or FollowedGrid(grid, model, convolution, _measure_map)
 
 
-def _measure_map(embedding: nn.Module, image: Tensor, output: Tensor) -> tuple[int, ...]:
-    """Returns the grid of a convolution's output: batch, channels, rows, columns."""
-    return tuple(output.shape[-2:])
+def _measure_map(call: Embedded) -> tuple[int, ...]:
+    """Returns the grid of a convolution's output: batch, channels, rows, columns, or a video's."""
+    return tuple(call.output.shape[2:])
 
 
 def _start_pass(model: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -268,4 +342,6 @@ def grid_after(block: nn.Module, tokens: Tensor) -> tuple[int, ...]:
     source, grid = grid_of(block), None
     if isinstance(source, FollowedGrid) and not torch.compiler.is_compiling():
         grid = read_mark(tokens)
-    return source.current() if grid is None else grid
+    grid = source.current() if grid is None else grid
+    assert not isinstance(grid, Positions)  # models that drop tokens are refused
+    return grid

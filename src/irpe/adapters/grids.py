@@ -19,6 +19,9 @@ Both marks and announcements are needed: tokens between the image and the first 
 the host's own code, which loses marks; an announcement alone is lost when blocks are repeated or
 interleaved. A context variable cannot be set in a compiled model.
 
+Where some tokens are dropped, or images differ in size, `irpe.Positions` travel in the place of the
+grid. The module that chooses the tokens marks them itself, so that no announcement comes between.
+
 What remains wrong where inputs of several shapes have the same number of tokens: code that
 interleaves the blocks of two passes in one thread and changes tokens between blocks; and blocks
 that are compiled one by one and then repeated by gradient checkpointing.
@@ -29,6 +32,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
+
+from irpe.core.positions import Positions
+
+InputGrid = tuple[int, ...] | Positions  # of one input: its grid, or where its tokens are instead
 
 SOURCE = "rpe_grid"  # the attribute of attentions and blocks that holds their source
 _MARK = "_irpe_grid"  # the attribute of a storage that holds the grid of its tokens
@@ -41,29 +48,40 @@ class GridSource:
         grid: The grid of every input; where a model measures it anew for each, the one before.
     """
 
+    _initial: InputGrid | None
+    _last: InputGrid | None
+
     def __init__(self, grid: Sequence[int] | None) -> None:
         self._initial = self._last = None if grid is None else tuple(grid)
         self._thread = threading.local()
 
     @property
-    def grid(self) -> tuple[int, ...] | None:
-        """The last grid of any thread, or that of the first input to come; `None` if unknown."""
+    def grid(self) -> InputGrid | None:
+        """The last grid of any thread, or that of the first input to come; `None` if unknown.
+
+        Positions that differ from image to image are not kept: the grid that they are on stands for
+        them.
+        """
         return self._last
 
     @grid.setter
     def grid(self, grid: Sequence[int]) -> None:
         self._initial = self._last = tuple(grid)
 
-    def announce(self, grid: tuple[int, ...]) -> None:
+    def announce(self, grid: InputGrid) -> None:
         """Sets the grid of what this thread works on from now on."""
-        self._last = self._thread.announced = grid
+        self._thread.announced = grid
+        if not isinstance(grid, Positions) or grid.is_constant:
+            self._last = grid
+        elif grid.grid is not None:
+            self._last = grid.grid.shape
 
-    def current(self) -> tuple[int, ...]:
+    def current(self) -> InputGrid:
         """Returns the grid of the block that this thread is in, or else the one announced last."""
         stack = getattr(self._thread, "stack", None)
         return stack[-1] if stack else self._announced_grid()
 
-    def _announced_grid(self) -> tuple[int, ...]:
+    def _announced_grid(self) -> InputGrid:
         grid = getattr(self._thread, "announced", self._initial)
         if grid is None:
             raise RuntimeError(
@@ -86,14 +104,14 @@ def grid_of(module: nn.Module) -> GridSource:
     return source
 
 
-def mark(tokens: Tensor, grid: tuple[int, ...]) -> None:
+def mark(tokens: Tensor, grid: InputGrid) -> None:
     """Marks tokens with their grid, for the next block."""
     storage: Any = _storage_of(tokens)
     if storage is not None:
         setattr(storage, _MARK, grid)
 
 
-def read_mark(tokens: Tensor) -> tuple[int, ...] | None:
+def read_mark(tokens: Tensor) -> InputGrid | None:
     """Returns the grid that tokens are marked with, if they are."""
     return getattr(_storage_of(tokens), _MARK, None)
 

@@ -30,6 +30,13 @@ def parameter_groups(
         lr: The learning rate of the model. Without it the groups carry no rate, and tables learn at
             the optimizer's own, in the second group.
         table_lr: The learning rate of the tables, as a multiple of `lr`. [`irpe.core.rates`]
+
+    Example:
+        >>> import irpe, timm, torch
+        >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
+        >>> optimizer = torch.optim.AdamW(irpe.parameter_groups(model, 0.05, lr=1e-4))
+        >>> sorted({group["lr"] for group in optimizer.param_groups})
+        [0.0001, 0.0005]
     """
     tables = set(table_names(model))
     if lr is None and table_lr is not None:

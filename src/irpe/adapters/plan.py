@@ -55,6 +55,7 @@ class Site:
         is_decomposed: Whether that is a vector for each offset of each axis, which our tables can
             hold (`decomposed`).
         rotates: Whether it rotates queries and keys by their position (rotary encoding).
+        drops_tokens: Whether its tokens may be a part of the grid.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Site:
     has_builtin_bias: bool = False
     is_decomposed: bool = False
     rotates: bool = False
+    drops_tokens: bool = False
 
 
 @dataclass

@@ -23,7 +23,9 @@ def refusal_of(model: nn.Module) -> str:
         found = f"its attention is {_listed(sorted(kinds))}, which is not supported"
     else:
         found = "it has no self-attention"
-    libraries = [library for library in hosts_of(model) if library != "torch"] or list(HOSTS)
+    libraries = [name for name in hosts_of(model) if name in HOSTS and name != "torch"] or list(
+        HOSTS
+    )
     supported = "; ".join(SUPPORTED[library] for library in libraries)
     return (
         f"{type(model).__qualname__} cannot be equipped: {found}. Supported are {supported} "

@@ -4,7 +4,6 @@ Nothing that is read here can run code. The two files are replaced together, eac
 all; whatever else is in the directory stays.
 """
 
-import importlib
 import json
 import os
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from torch import nn
 
 from irpe.adapters.equip import apply_equipment
 from irpe.adapters.equipped import Equipment, equipment_of
-from irpe.adapters.hosts import HOSTS, hosts_of
+from irpe.adapters.hosts import host_named, hosts_of
 from irpe.adapters.unequip import remember_undo, removed_by
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
@@ -44,6 +43,12 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     Args:
         model: A model that `equip` returned.
         path: The directory. Other files in it stay as they are.
+
+    Example:
+        >>> import irpe, tempfile, timm
+        >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     irpe.save_equipped(model, f"{folder}/model")
     """
     path = Path(path)
     equipment = equipment_of(model)
@@ -83,6 +88,13 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         path: The directory; one that `save_pretrained` of transformers wrote will do too.
         model: A plain model of the same kind, for models that cannot be built from a description
             (those of torch.nn, and models inside others); it is equipped and filled in place.
+
+    Example:
+        >>> import irpe, tempfile, timm
+        >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     irpe.save_equipped(model, f"{folder}/model")
+        ...     same = irpe.load_equipped(f"{folder}/model")
     """
     path = Path(path)
     if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():
@@ -189,7 +201,7 @@ def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
             "plain model and pass it, irpe.load_equipped(path, model=plain)"
         )
     try:
-        module: Any = importlib.import_module(HOSTS[host["library"]])
+        module = host_named(host["library"])
         if not hasattr(module, "build_model"):
             raise ValueError(f"modules of {host['library']} are not built, pass model=plain")
         return module.build_model(host["arguments"])
@@ -206,7 +218,7 @@ def _read_pretrained(
     path: Path, model: nn.Module | None
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     require("transformers", "transformers")
-    host = importlib.import_module(HOSTS["transformers"])
+    host = host_named("transformers")
     if model is not None:
         raise ValueError(f"{path / 'config.json'} names the model: leave model= out")
     description = host.read_config(path)

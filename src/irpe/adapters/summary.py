@@ -11,7 +11,8 @@ from irpe.adapters.equipped import (
     equipped_blocks,
     generator_of,
 )
-from irpe.adapters.grids import grid_of
+from irpe.adapters.grids import InputGrid, grid_of
+from irpe.core.positions import Positions
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class AttentionSummary:
     Args:
         name: Its path in the model.
         spec: Its encoding, as text.
-        grid: The grid of its last input, or of the first to come; `None` if not known yet.
+        grid: The grid of its last input, or of the first to come, or positions where queries and
+            keys have other ones; `None` if not known yet.
         num_prefix_tokens: The number of tokens before the patches.
         num_buckets: The table rows of one role, in all its bucket maps.
         num_used_buckets: The table rows that are used on the grid; `None` if the grid is not known
@@ -36,7 +38,7 @@ class AttentionSummary:
 
     name: str
     spec: str
-    grid: tuple[int, ...] | None
+    grid: InputGrid | None
     num_prefix_tokens: int
     num_buckets: int
     num_used_buckets: int | None
@@ -98,6 +100,14 @@ def summary(model: nn.Module, images: Tensor | None = None) -> Summary:
         model: An equipped model.
         images: A few images as the model takes them. With them the summary says how much of the
             attention the encoding is, and warns where that is next to nothing.
+
+    Example:
+        >>> import irpe, timm
+        >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
+        >>> print(irpe.summary(model))
+        attention      encoding            grid     rows  used  parameters
+        blocks.0.attn  product-bias-k@1.9  14x14+1    50    50          50
+        1 attentions, 50 parameters in tables
     """
     attentions = attentions_if_any(model)
     effects = {} if images is None else measure_effect(model, images)
@@ -107,10 +117,13 @@ def summary(model: nn.Module, images: Tensor | None = None) -> Summary:
 
 
 def _cells(a: AttentionSummary) -> list[str]:
-    grid = "?" if a.grid is None else "x".join(map(str, a.grid))
-    prefix = f"+{a.num_prefix_tokens}" if a.num_prefix_tokens else ""
+    if isinstance(a.grid, Positions):
+        where = str(a.grid)
+    else:
+        where = "?" if a.grid is None else "x".join(map(str, a.grid))
+        where += f"+{a.num_prefix_tokens}" if a.num_prefix_tokens else ""
     used = "?" if a.num_used_buckets is None else str(a.num_used_buckets)
-    return [a.name, a.spec, grid + prefix, str(a.num_buckets), used, f"{a.num_parameters:,}"]
+    return [a.name, a.spec, where, str(a.num_buckets), used, f"{a.num_parameters:,}"]
 
 
 def _summarize(name: str, attention: nn.Module) -> AttentionSummary:

@@ -37,6 +37,11 @@ def supported(model: nn.Module, grid: Sequence[int] | None = None) -> Support:
     Args:
         model: The model.
         grid: As in `irpe.equip`, for models that do not know their own.
+
+    Example:
+        >>> import irpe, timm
+        >>> print(irpe.supported(timm.create_model("vit_tiny_patch16_224")))
+        VisionTransformer can be equipped: 12 x timm.layers.attention.Attention
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model {model!r} is not a torch.nn.Module")

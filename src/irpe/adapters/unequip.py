@@ -45,6 +45,13 @@ def unequip(model: nn.Module) -> dict[str, Tensor]:
     Args:
         model: A model that `equip` returned. A copy of one, or one that was loaded after something
             had been removed from it, cannot be what it was: an error says so.
+
+    Example:
+        >>> import irpe, timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2)
+        >>> tables = irpe.unequip(irpe.equip(model, "product-contextual-k"))
+        >>> list(tables)
+        ['blocks.0.attn.rpe.key_tables.0', 'blocks.1.attn.rpe.key_tables.0']
     """
     calls = equipment_of(model)
     if not calls:

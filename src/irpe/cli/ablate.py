@@ -1,6 +1,7 @@
 """`irpe ablate`: which encoding helps on these images, and at what cost."""
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +20,11 @@ from irpe.train.segmentation.config import SegmenterConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from irpe.ablation.cells import AblationConfig
+    from irpe.ablation.cells import AblationConfig, Cell
+    from irpe.ablation.planning import RunPlan
     from irpe.ablation.report import AblationReport
     from irpe.ablation.rows import AblationRow
+    from irpe.ablation.running import Outcome
     from irpe.ablation.statistics import RowResult
 
 RECIPES = {**classification.RECIPES, **segmentation.RECIPES}
@@ -39,7 +42,7 @@ EPILOG = """
 
 `irpe ablate --table 4 --grid 14` (the rows of the paper's Table 4 on 14 x 14 patches)
 
-`irpe ablate --table modern --data FOLDER` (rotary or relative?)
+`irpe ablate --table modern --tune --data FOLDER` (rotary or relative?)
 
 `irpe ablate --row K=product-contextual-k --row shaw=shaw` (rows of your own)
 
@@ -70,6 +73,14 @@ def ablate(
         typer.Option(help="Compare encodings of your own: NAME=ENCODING[,ABSOLUTE]; repeat it."),
     ] = None,
     seeds: Annotated[int, typer.Option(help="Runs of each encoding, with different seeds.")] = 2,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="First search the best learning rate of each encoding's tables, on held-out "
+            "training images.",
+        ),
+    ] = False,
     grid: Annotated[int, typer.Option(help="Patches along a side; 0: as in the recipe.")] = 0,
     jobs: Annotated[
         int | None,
@@ -92,11 +103,15 @@ def ablate(
 
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
-    chosen = change_config(find_recipe(recipe, RECIPES), given)
+    chosen, notes = change_config(find_recipe(recipe, RECIPES), given)
     base = _with_grid(chosen, grid).with_absolute_paths()
+    if tune and (searched := {"table_lr", "absolute_lr"} & given.keys()):
+        name = min(searched).replace("_", "-")
+        raise ValueError(f"--tune cannot be combined with --{name}: it searches this rate")
     title, short, rows = _choose_rows(table, buckets, row or [], base)
-    folder = output or default_folder(base.data, short)
-    report = _run(title, recipe, rows, base, seeds, jobs, folder)
+    folder = output or default_folder(base.data, f"{short}-tuned" if tune else short)
+    ablation = _Ablation(title, recipe, rows, base, seeds, folder, tune, notes)
+    report = _run(ablation, jobs)
     report.write(folder / "report")
     if as_json:
         typer.echo((folder / "report" / "results.json").read_text())
@@ -106,51 +121,79 @@ def ablate(
         sys.exit(1)
 
 
-def _run(
-    title: str,
-    recipe: str,
-    rows: list["AblationRow"],
-    base: "AblationConfig",
-    seeds: int,
-    jobs: int | None,
-    folder: Path,
-) -> "AblationReport":
+@dataclass(frozen=True)
+class _Ablation:
+    """What the command line asks for."""
+
+    title: str
+    recipe: str
+    rows: list["AblationRow"]
+    base: "AblationConfig"
+    seeds: int
+    folder: Path
+    is_tuned: bool
+    notes: list[str]
+
+
+def _run(ablation: _Ablation, jobs: int | None) -> "AblationReport":
     """Runs the cells, measures what they cost, and returns the report."""
     from irpe.ablation.cells import plan_cells
     from irpe.ablation.costs import measure_row_costs, tasks_of_rows
     from irpe.ablation.folder import claim_folder
     from irpe.ablation.planning import plan_runs
     from irpe.ablation.report import AblationReport
-    from irpe.ablation.running import run_cells
+    from irpe.ablation.results import MEASURES
     from irpe.ablation.statistics import collect_rows
-    from irpe.cli.ablation_table import LiveTable
+    from irpe.ablation.tuning import choose_rates, collect_searches, plan_searches, plan_trials
     from irpe.cli.bars import ProgressBar
     from irpe.train.locks import lock_run
-    from irpe.train.signals import StoppedError
     from irpe.train.task import open_task
 
+    rows, base, folder = ablation.rows, ablation.base, ablation.folder
     console = Console(stderr=True, highlight=False)
     with ProgressBar() as bar:
         task: Any = open_task(base, bar, None)
-    cells = plan_cells(rows, base, seeds, folder)
-    plan = plan_runs(cells, task, jobs)
-    claim_folder(folder, rows, base, (task.train, task.val))
-    for line in format_facts({**plan.facts, "output": str(folder)}):
+    cells = plan_cells(rows, base, ablation.seeds, folder)
+    searches = plan_searches(rows, base) if ablation.is_tuned else []
+    trials = plan_trials(searches, base, folder)
+    plan = plan_runs(cells, task, jobs, trials)
+    claim_folder(folder, rows, base, (task.train, task.val), ablation.is_tuned)
+    score = MEASURES[base.task].name
+    for line in (*format_facts({**plan.facts, "output": str(folder)}), *ablation.notes):
         console.print(line, markup=False, soft_wrap=True)
     with lock_run(folder):
-        try:
-            with LiveTable(cells, console) as live:
-                outcome = run_cells(cells, plan.jobs, plan.devices, live)
-        except StoppedError as stop:
-            typer.echo(f"{stop}; the same command goes on from there", err=True)
-            sys.exit(128 + stop.number)
+        tried = _run_shown(
+            trials, plan, f"search: {score} on held-out training images (%)", console
+        )
+        searched = collect_searches(searches, tried.results)
+        rows = choose_rates(rows, searched)
+        cells = plan_cells(rows, base, ablation.seeds, folder)
+        outcome = _run_shown(cells, plan, f"{score} (%)", console)
         if not outcome.results:
             raise RuntimeError(f"all cells failed: {outcome.failures[0]}")
         with console.status("measuring what the rows cost"):
             costs = measure_row_costs(tasks_of_rows(cells, task))
     found = collect_rows(rows, outcome.results, costs)
-    failures = [str(failure) for failure in outcome.failures]
-    return AblationReport(title, recipe, found, cells, plan.facts, failures)
+    failures = [str(failure) for failure in (*tried.failures, *outcome.failures)]
+    return AblationReport(
+        ablation.title, ablation.recipe, found, cells, plan.facts, failures, searched
+    )
+
+
+def _run_shown(cells: "Sequence[Cell]", plan: "RunPlan", title: str, console: Console) -> "Outcome":
+    """Runs cells while a table shows how they go; a request to stop ends the program."""
+    from irpe.ablation.running import Outcome, run_cells
+    from irpe.cli.ablation_table import LiveTable
+    from irpe.train.signals import StoppedError
+
+    if not cells:
+        return Outcome()
+    try:
+        with LiveTable(cells, console, title) as live:
+            return run_cells(cells, plan.jobs, plan.devices, live)
+    except StoppedError as stop:
+        typer.echo(f"{stop}; the same command goes on from there", err=True)
+        sys.exit(128 + stop.number)
 
 
 def _show(report: "AblationReport", folder: Path) -> None:

@@ -23,13 +23,11 @@ class LiveTable:
     Args:
         cells: All cells.
         console: Where it is shown.
+        title: What the scores are.
     """
 
-    def __init__(self, cells: "Sequence[Cell]", console: Console) -> None:
-        from irpe.ablation.results import MEASURES
-
-        self.cells, self.console = cells, console
-        self.score = MEASURES[cells[0].config.task].name
+    def __init__(self, cells: "Sequence[Cell]", console: Console, title: str = "top-1 (%)") -> None:
+        self.cells, self.console, self.title = cells, console, title
         self.shown: dict[str, str] = {}
         self.ended, self.drawn = 0, 0.0
         self.remaining: float | None = None
@@ -88,7 +86,7 @@ class LiveTable:
             return
         self.drawn = time.monotonic()
         seeds = sorted({cell.config.seed for cell in self.cells})
-        table = Table("", *(f"seed {seed}" for seed in seeds), box=None, title=f"{self.score} (%)")
+        table = Table("", *(f"seed {seed}" for seed in seeds), box=None, title=self.title)
         for row in dict.fromkeys(cell.row.name for cell in self.cells):
             names = [cell.name for cell in self.cells if cell.row.name == row]
             table.add_row(row, *(self.shown.get(name, "") for name in names))

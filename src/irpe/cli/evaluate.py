@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from irpe.cli.devices import Device, Threads, use_threads
 from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.evaluate_pixels import evaluate_pixels
 from irpe.cli.load import load_model
@@ -70,6 +71,8 @@ def evaluate(
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that load images.")] = 0,
     precision: Annotated[str, typer.Option(help="Mixed precision: no, bf16 or fp16.")] = "no",
+    device: Device = "auto",
+    threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Top-1 and top-5 of a classifier, average precision of a detector, mIoU of a segmenter."""
@@ -88,7 +91,8 @@ def evaluate(
     if not 0 <= threshold <= 1:
         raise ValueError(f"--threshold {threshold}: a score is a number of 0 to 1")
     check_choice("precision", precision, PRECISIONS)
-    accelerator = make_accelerator(precision)
+    use_threads(threads)
+    accelerator = make_accelerator(precision, device)
     model, config, normalization = _load(path)
     if not isinstance(config, SegmenterConfig) and (scale != 1 or sliding is not None):
         raise ValueError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")

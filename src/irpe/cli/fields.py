@@ -55,11 +55,11 @@ def with_fields(
     return functools.partial(_with_options, options)
 
 
-def change_config(config: C, changes: Mapping[str, Any]) -> C:
-    """Returns a recipe's configuration with what was given on the command line.
+def change_config(config: C, changes: Mapping[str, Any]) -> tuple[C, list[str]]:
+    """Returns a recipe's configuration with what was given on the command line, and notes.
 
-    Fewer epochs shrink the parts of the schedule that were not given, with a note; errors name
-    options, not fields.
+    Fewer epochs shrink the parts of the schedule that were not given, with a note for when the run
+    begins; errors name options, not fields.
     """
     given = dict(changes)
     try:
@@ -69,16 +69,13 @@ def change_config(config: C, changes: Mapping[str, Any]) -> C:
         changed = changed.replace(**given)
     except ValueError as error:
         raise ValueError(name_options(str(error), config)) from error
-    for name in SCHEDULE_PARTS:
-        before, now = getattr(config, name), getattr(changed, name)
-        if name not in changes and now != before:
-            option = _flag(name)
-            typer.echo(
-                f"{option} is {now}: {before} of {config.epochs} epochs, in proportion to --epochs "
-                f"{changed.epochs}",
-                err=True,
-            )
-    return changed
+    notes = [
+        f"{_flag(name)} is {getattr(changed, name)}: {getattr(config, name)} of {config.epochs} "
+        f"epochs, in proportion to --epochs {changed.epochs}"
+        for name in SCHEDULE_PARTS
+        if name not in changes and getattr(changed, name) != getattr(config, name)
+    ]
+    return changed, notes
 
 
 def name_options(message: str, config: RunConfig) -> str:

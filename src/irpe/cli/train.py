@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from irpe.cli.devices import Device, Threads, use_threads
 from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts
 from irpe.core.choices import check_choice
@@ -59,11 +60,10 @@ def train(
     show_settings: Annotated[
         bool, typer.Option("--show", help="Print all settings as JSON, for --config, and exit.")
     ] = False,
-    device: Annotated[
-        str, typer.Option(help="auto, cpu, or the kind of accelerator: cuda, ...")
-    ] = "auto",
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of a process [as many as cores].")
+    device: Device = "auto",
+    threads: Threads = None,
+    log: Annotated[
+        str | None, typer.Option(help="Log to a service, too: wandb (needs the extra wandb).")
     ] = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
@@ -72,7 +72,7 @@ def train(
         _print_recipes()
         return
     if show_settings:
-        typer.echo(_configure(recipe, config_file, changes or {}).to_json(), nl=False)
+        typer.echo(_configure(recipe, config_file, changes or {})[0].to_json(), nl=False)
         return
     require("accelerate", "train")
     require("timm", "train")
@@ -81,17 +81,19 @@ def train(
 
         if recipe or changes or output or config_file:
             raise ValueError("--resume cannot be combined with a recipe or its settings")
-        _use_threads(threads)
-        _run(read_config(resume), resume, device, is_new=False)
+        use_threads(threads)
+        _run(read_config(resume), resume, device, log, notes=None)
         return
-    config = _configure(recipe, config_file, changes or {})
+    config, notes = _configure(recipe, config_file, changes or {})
     name = recipe or (config_file.parent.resolve().name if config_file else "")
-    _use_threads(threads)
-    _run(config, output or Path("runs") / name, device, is_new=True)
+    use_threads(threads)
+    _run(config, output or Path("runs") / name, device, log, notes)
 
 
-def _configure(recipe: str | None, file: Path | None, changes: dict[str, Any]) -> RunConfig:
-    """Returns the settings of a recipe or of a file, with those that were given."""
+def _configure(
+    recipe: str | None, file: Path | None, changes: dict[str, Any]
+) -> tuple[RunConfig, list[str]]:
+    """Returns the settings of a recipe or of a file, with those that were given, and notes."""
     if file is None:
         return change_config(find_recipe(recipe, RECIPES), changes)
     if recipe is not None:
@@ -105,16 +107,6 @@ def _configure(recipe: str | None, file: Path | None, changes: dict[str, Any]) -
     return change_config(config.replace(classes=()), changes)
 
 
-def _use_threads(count: int | None) -> None:
-    if count is None:
-        return
-    if count < 1:
-        raise ValueError(f"--threads {count} must be at least 1")
-    import torch
-
-    torch.set_num_threads(count)
-
-
 def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
     """Returns the configuration of a recipe."""
     if name is None:
@@ -123,7 +115,10 @@ def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
     return recipes[name]()
 
 
-def _run(config: RunConfig, directory: Path, device: str, is_new: bool) -> None:
+def _run(
+    config: RunConfig, directory: Path, device: str, log: str | None, notes: list[str] | None
+) -> None:
+    """Trains, and prints what and how well; a run that is resumed has no notes."""
     from irpe.adapters.effect import warn_of_effect
     from irpe.cli.bars import ProgressBar
     from irpe.train.checkpoint import load_checkpoint
@@ -133,9 +128,9 @@ def _run(config: RunConfig, directory: Path, device: str, is_new: bool) -> None:
     from irpe.train.signals import StoppedError
     from irpe.train.task import open_task
 
-    accelerator = make_accelerator(config.precision, device)
+    accelerator = make_accelerator(config.precision, device, log)
     is_shown, checkpoint = accelerator.is_main_process, directory / CHECKPOINT
-    if is_new and is_shown and any(directory.glob("[!.]*")):
+    if notes is not None and is_shown and any(directory.glob("[!.]*")):
         raise ValueError(
             f"{directory} is not empty: go on with --resume {directory}, or choose another --output"
         )
@@ -147,7 +142,9 @@ def _run(config: RunConfig, directory: Path, device: str, is_new: bool) -> None:
                 weights = load_checkpoint(checkpoint)["model"] if checkpoint.exists() else None
                 task = open_task(config, bar, weights)
             trainer = Trainer(task, directory, accelerator, bar)
-            fitted = run_to_end(trainer, partial(_begin, trainer) if is_shown else None)
+            fitted = run_to_end(
+                trainer, partial(_begin, trainer, notes or []) if is_shown else None
+            )
     except StoppedError as stop:
         if is_shown:
             typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
@@ -171,14 +168,14 @@ def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     return lines
 
 
-def _begin(trainer: "Trainer") -> None:
+def _begin(trainer: "Trainer", notes: list[str]) -> None:
     """Prints what is trained, and what the user should know about the data."""
     from irpe.train.overview import describe_run
 
     count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
     facts = describe_run(trainer.task, count, trainer.accelerator.device)
     facts["output"] = str(trainer.directory)
-    typer.echo("\n".join([*format_facts(facts), *trainer.task.notes]), err=True)
+    typer.echo("\n".join([*format_facts(facts), *notes, *trainer.task.notes]), err=True)
 
 
 def _print_recipes() -> None:

@@ -1,105 +1,32 @@
 """Bucket maps: which row of the table each pair of tokens uses, the paper's I(i, j)."""
 
-import copy
 from collections.abc import Sequence
 from decimal import Decimal
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from jaxtyping import Integer, Shaped
+from jaxtyping import Integer
 from torch import Tensor
 
+from irpe.core.bucket_map import BucketMap, smallest_dtype
 from irpe.core.constants import built_once, traced_as_constant
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.grid import Grid, grid_shape
 from irpe.core.index import Index
 from irpe.core.methods import METHODS
+from irpe.core.pairs import ids_of_pairs
+from irpe.core.places import Points, Subset
+from irpe.core.positions import Positions
 
 _MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
 _MOST_ROWS = 2**38  # of a table; far below where the arithmetic of rows would overflow
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
 
-class BucketMap:
-    """The table row of every pair of tokens.
-
-    A map keeps the rows that occur and, for each pair, which of these it uses, in the smallest
-    integer type that can count them. Do not write to its tensors: maps are shared.
-
-    Args:
-        ids: The table row for query i and key j at `ids[i, j]`; with a batch axis in front where
-            the images of a batch differ.
-        num_buckets: The number of table rows, used or not.
-        grid: The grid of the keys if they lie on one, after any prefix tokens.
-
-    Attributes:
-        used_rows: The table rows that occur in `ids`, ascending: the set in Eq. 27.
-        num_used_buckets: How many they are: the k of the cost.
-        compact_ids: For each pair, the position of its row in `used_rows`.
-    """
-
-    def __init__(
-        self,
-        ids: Integer[Tensor, "*batch query key"],
-        num_buckets: int,
-        grid: Sequence[int] | None = None,
-    ) -> None:
-        if ids.ndim not in (2, 3) or not _is_integer(ids) or ids.is_meta:
-            raise ValueError(
-                f"ids of shape {tuple(ids.shape)}, {ids.dtype} on {ids.device} are not a bucket "
-                "map: pass integers that hold values, (query, key) or (batch, query, key)"
-            )
-        used_rows = _find_used_rows(ids, num_buckets)
-        dtype = _smallest_dtype(len(used_rows))
-        position = torch.zeros(num_buckets, dtype=dtype, device=ids.device)
-        position[used_rows] = torch.arange(len(used_rows), device=ids.device).to(dtype)
-        parts = torch.split(ids.flatten(), _PAIRS_AT_ONCE)
-        compact_ids = torch.cat([position[part.long()] for part in parts]).view(ids.shape)
-        self._set(compact_ids, used_rows, num_buckets, grid)
-
-    @classmethod
-    def _from_compact(
-        cls, compact_ids: Tensor, used_rows: Tensor, num_buckets: int, grid: Sequence[int] | None
-    ) -> "BucketMap":
-        made = object.__new__(cls)
-        made._set(compact_ids, used_rows, num_buckets, grid)
-        return made
-
-    def _set(
-        self, compact_ids: Tensor, used_rows: Tensor, num_buckets: int, grid: Sequence[int] | None
-    ) -> None:
-        self.compact_ids = compact_ids
-        self.used_rows = used_rows
-        self.num_used_buckets = len(used_rows)
-        self.num_buckets = num_buckets
-        self.grid = None if grid is None else Grid.of(grid).shape
-        if self.grid is not None and Grid(self.grid).num_positions > compact_ids.shape[-1]:
-            raise ValueError(
-                f"grid {self.grid} does not fit ids of {compact_ids.shape[-1]} keys: its positions "
-                "and the prefix tokens before them are the keys"
-            )
-
-    @property
-    def ids(self) -> Integer[Tensor, "*batch query key"]:
-        """The table row of each pair, made anew from `used_rows` and `compact_ids`."""
-        rows, shape = self.used_rows.int(), self.compact_ids.shape
-        parts = torch.split(self.compact_ids.flatten(), _PAIRS_AT_ONCE)
-        return torch.cat([rows[part.long()] for part in parts]).view(shape)
-
-    def to(self, device: torch.device | str) -> "BucketMap":
-        """Returns the map on `device`."""
-        moved = copy.copy(self)
-        moved.compact_ids = self.compact_ids.to(device)
-        moved.used_rows = self.used_rows.to(device)
-        return moved
-
-    def __repr__(self) -> str:
-        pairs = "x".join(map(str, self.compact_ids.shape))
-        return f"BucketMap({pairs} pairs, {self.num_used_buckets} of {self.num_buckets} rows used)"
-
-
 def bucket_maps(
     spec: Encoding | str,
-    grid: Grid | Sequence[int],
+    grid: Grid | Sequence[int] | Positions,
     num_prefix_tokens: int = 0,
     device: torch.device | str = "cpu",
 ) -> tuple[BucketMap, ...]:
@@ -110,10 +37,24 @@ def bucket_maps(
 
     Args:
         spec: The encoding, or its text.
-        grid: The shape of the grid of patches.
-        num_prefix_tokens: How many tokens stand before the patches.
+        grid: The shape of the grid of patches; or positions, for tokens that are not one whole
+            grid.
+        num_prefix_tokens: How many tokens stand before the patches; positions have their own.
         device: Where the maps are to be.
+
+    Example:
+        >>> import irpe
+        >>> rows, columns = irpe.bucket_maps("cross-contextual-k", (14, 14), num_prefix_tokens=1)
+        >>> rows.ids.shape
+        torch.Size([197, 197])
     """
+    if isinstance(grid, Positions):
+        if num_prefix_tokens:
+            raise ValueError(
+                f"num_prefix_tokens = {num_prefix_tokens}: positions have their own, "
+                f"{grid.prefixes}; leave it out"
+            )
+        return _maps_at(attention_encoding(spec), grid, torch.device(device))
     return _constant_maps(spec, grid_shape(grid), num_prefix_tokens, device)
 
 
@@ -140,7 +81,7 @@ def _constant_maps(
         return ()
     index = spec.index_on(grid)
     if index is not None:
-        _check_rows(spec, spec.method, index, grid)
+        _check_rows(spec, spec.method, index, grid.ndim)
     return _cached_maps(spec.method, index, grid, num_prefix_tokens, torch.device(device))
 
 
@@ -152,19 +93,118 @@ def _cached_maps(
     return tuple(bucket_map.to(device) for bucket_map in maps)
 
 
-def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
-    """Raises an error for a map that no machine can hold."""
-    pairs = (grid.num_positions + num_prefix_tokens) ** 2
-    if pairs > _MOST_PAIRS:
+def _maps_at(spec: Encoding, positions: Positions, device: torch.device) -> tuple[BucketMap, ...]:
+    """Returns the maps at positions: made once for equal ones, or as long as their tensors live."""
+    _check_positions(spec, positions)
+    if spec.method is None:
+        return ()
+    if positions.is_constant:
+        return _constant_maps_at(spec, positions, device)
+    if torch.compiler.is_compiling():
+        return _build_maps_at(spec, positions, device)
+    known = _maps_of_tensors.setdefault(positions, {})
+    if (spec, device) not in known:
+        with torch.inference_mode(False):  # they may be used in training later
+            known[spec, device] = _build_maps_at(spec, positions, device)
+    return known[spec, device]
+
+
+# For positions that hold tensors: by encoding and device, as long as the positions live.
+_maps_of_tensors: Any = WeakKeyDictionary()
+
+
+def _check_positions(spec: Encoding, positions: Positions) -> None:
+    """Raises an error if an encoding has no rows for the offsets between these positions."""
+    if positions.grid is None and not spec.any_positions:
         raise ValueError(
-            f"grid {grid} has {grid.num_positions:,} positions: its bucket map would take at least "
-            f"{pairs / 2**30:,.0f} GiB, a byte for each pair; use windows or a coarser grid"
+            f"encoding '{spec}' is made for the offsets on one grid, but the tokens are on "
+            f"{positions}: use METHOD-MODE-TARGETS with euclidean, cross or product, such as "
+            "'product-contextual-k'"
+        )
+    if spec.method == "quantization" and positions.has_real_places:
+        raise TypeError(
+            f"encoding '{spec}': real offsets, here on {positions}, have no rank among the "
+            "distances of a grid; method 'euclidean' takes real ones"
         )
 
 
-def _check_rows(spec: Encoding, method: str, index: Index, grid: Grid) -> None:
+@traced_as_constant
+def _constant_maps_at(
+    spec: Encoding, positions: Positions, device: torch.device
+) -> tuple[BucketMap, ...]:
+    return _cached_maps_at(spec, positions, device)
+
+
+@built_once(maxsize=32)
+def _cached_maps_at(
+    spec: Encoding, positions: Positions, device: torch.device
+) -> tuple[BucketMap, ...]:
+    return _build_maps_at(spec, positions, device)
+
+
+def _build_maps_at(
+    spec: Encoding, positions: Positions, device: torch.device
+) -> tuple[BucketMap, ...]:
+    """Returns the maps; those of one grid are parts of the whole grid's."""
+    queries, keys = positions.num_tokens
+    _check_pairs((positions.batch or 1) * queries * keys, str(positions))
+    grid, has_prefix = positions.grid, any(positions.prefixes)
+    if grid is not None:
+        whole = bucket_maps(spec, grid, int(has_prefix), device)
+        return tuple(_part_of_map(bucket_map, positions) for bucket_map in whole)
+    assert spec.method is not None
+    index = spec.index_on(Grid((1,) * positions.ndim))
+    assert index is not None
+    _check_rows(spec, spec.method, index, positions.ndim)
+    rows = METHODS[spec.method].num_buckets(index.max_index, positions.ndim)
+    counts = [count + has_prefix for count in rows]
+    dtypes = tuple(map(smallest_dtype, counts))
+    found = ids_of_pairs(spec.method, index, positions, rows, dtypes)
+    return tuple(
+        _map_of(ids.to(device), count, positions) for ids, count in zip(found, counts, strict=True)
+    )
+
+
+def _part_of_map(whole: BucketMap, positions: Positions) -> BucketMap:
+    """Returns the map of some tokens of a grid: a part of the whole grid's."""
+    index = [part.to(whole.compact_ids.device) for part in positions.index_on_grid()]
+    compact_ids = whole.compact_ids[index[0].unsqueeze(-1), index[1].unsqueeze(-2)]
+    part = BucketMap.from_compact(compact_ids, whole.used_rows, whole.num_buckets, None)
+    if positions.is_constant:
+        return BucketMap(part.ids, whole.num_buckets, _key_grid(positions))
+    return part
+
+
+def _map_of(ids: Tensor, num_buckets: int, positions: Positions) -> BucketMap:
+    """Returns the map of these rows; where tensors made it, all rows count as used."""
+    if positions.is_constant:
+        return BucketMap(ids, num_buckets, _key_grid(positions))
+    rows = torch.arange(num_buckets, device=ids.device)
+    return BucketMap.from_compact(ids, rows, num_buckets, None)
+
+
+def _key_grid(positions: Positions) -> tuple[int, ...] | None:
+    _, keys = positions.sides
+    return None if isinstance(keys, Subset | Points) else keys.shape
+
+
+def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
+    """Raises an error for a map that no machine can hold."""
+    pairs = (grid.num_positions + num_prefix_tokens) ** 2
+    _check_pairs(pairs, f"grid {grid} with {grid.num_positions:,} positions")
+
+
+def _check_pairs(pairs: int, where: str) -> None:
+    if pairs > _MOST_PAIRS:
+        raise ValueError(
+            f"{where}: its bucket map would take at least {pairs / 2**30:,.0f} GiB, a byte for "
+            "each pair; use windows or a coarser grid"
+        )
+
+
+def _check_rows(spec: Encoding, method: str, index: Index, ndim: int) -> None:
     """Raises an error for a table that no machine can hold."""
-    rows = max(METHODS[method].num_buckets(index.max_index, grid.ndim))
+    rows = max(METHODS[method].num_buckets(index.max_index, ndim))
     if rows > _MOST_ROWS:
         raise ValueError(
             f"encoding '{spec}' has {Decimal(rows):.3g} table rows: they would take at least "
@@ -194,7 +234,7 @@ def _build_map(
     used_rows, compact = ids_by_offset.unique(return_inverse=True)
     if num_prefix_tokens:
         used_rows = torch.cat([used_rows, torch.tensor([rows])])
-    dtype = _smallest_dtype(len(used_rows))
+    dtype = smallest_dtype(len(used_rows))
     flat_ids = compact.flatten().to(dtype)
     # In row-major order of the distinct offsets, the index of (position_i - position_j) is the
     # difference of two inner products with the strides, one of i's position and one of j's.
@@ -210,28 +250,4 @@ def _build_map(
         block = flat_ids[place[start : start + step, None] - place + zero]
         ids[first + start : first + start + len(block), first:] = block
     num_buckets = rows + (num_prefix_tokens > 0)
-    return BucketMap._from_compact(ids, used_rows, num_buckets, grid.shape)
-
-
-def _find_used_rows(ids: Tensor, num_buckets: int) -> Tensor:
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_buckets:
-        raise ValueError(
-            f"ids run from {int(ids.min())} to {int(ids.max())}, but the table has {num_buckets} "
-            f"rows: they must lie in 0 to {num_buckets - 1}"
-        )
-    is_used = torch.zeros(num_buckets, dtype=torch.bool, device=ids.device)
-    for part in torch.split(ids.flatten(), _PAIRS_AT_ONCE):
-        is_used[part.long()] = True
-    return is_used.nonzero().squeeze(1)
-
-
-def _smallest_dtype(count: int) -> torch.dtype:
-    """Returns the smallest integer type for positions below `count`."""
-    for dtype in (torch.uint8, torch.int16, torch.int32):
-        if count - 1 <= torch.iinfo(dtype).max:
-            return dtype
-    return torch.int64
-
-
-def _is_integer(ids: Shaped[Tensor, "..."]) -> bool:
-    return not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+    return BucketMap.from_compact(ids, used_rows, num_buckets, grid.shape)

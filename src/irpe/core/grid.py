@@ -16,6 +16,11 @@ class Grid:
 
     Args:
         shape: The number of positions along each axis, for example `(14, 14)`.
+
+    Example:
+        >>> import irpe
+        >>> irpe.Grid((7, 28)).num_positions
+        196
     """
 
     shape: tuple[int, ...]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from irpe.core.constants import built_once, traced_as_constant
@@ -15,12 +15,19 @@ class Rotation(NamedTuple):
     """The cosine and sine of the angle of every token and pair of elements.
 
     Args:
-        cos: For all heads (1) or each head.
+        cos: For all heads (1) or each head; with a batch axis in front where images differ.
         sin: Likewise.
     """
 
-    cos: Float[Tensor, "#heads tokens pairs"]
-    sin: Float[Tensor, "#heads tokens pairs"]
+    cos: Float[Tensor, "*#batch #heads tokens pairs"]
+    sin: Float[Tensor, "*#batch #heads tokens pairs"]
+
+    def at(self, tokens: Int[Tensor, "*batch chosen"]) -> "Rotation":
+        """Returns the rotation of some tokens in an order, for all images or for each."""
+        cos, sin = (part[:, tokens] for part in self)  # heads *batch chosen pairs
+        if tokens.ndim == 2:
+            cos, sin = cos.transpose(0, 1), sin.transpose(0, 1)
+        return Rotation(cos, sin)
 
 
 def rotate(

@@ -18,6 +18,11 @@ def load_published(path: str | os.PathLike[str], model: str | nn.Module | None =
         path: The file, for example deit_small_patch16_224_ctx_product_50_shared_k.pth.
         model: The authors' name of the model, if the file has another; or an equipped model of
             timm or a DETR of transformers, which is filled in place.
+
+    Example:
+        >>> import irpe
+        >>> name = "deit_small_patch16_224_ctx_product_50_shared_k"
+        >>> model = irpe.load_published(f"{name}.pth")  # doctest: +SKIP
     """
     path = Path(path)
     tensors = read_checkpoint(path)

@@ -1,14 +1,12 @@
 """Multi-head self-attention with a relative position encoding."""
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.core.encodings import Encoding
-from irpe.core.grid import Grid
 from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.where import Where
 from irpe.ops.shapes import Mask
 
 
@@ -27,6 +25,12 @@ class RPEAttention(nn.Module):
         device: Where the parameters are made.
         dtype: The parameters' dtype.
         impl: As in `irpe.rpe_attention`.
+
+    Example:
+        >>> import irpe, torch
+        >>> attention = irpe.RPEAttention(64, num_heads=2, spec="product-contextual-qkv")
+        >>> attention(torch.randn(8, 7 * 14, 64), grid=(7, 14)).shape
+        torch.Size([8, 98, 64])
     """
 
     def __init__(
@@ -58,14 +62,15 @@ class RPEAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "batch tokens dim"],
-        grid: Grid | Sequence[int],
+        grid: Where,
         attn_mask: Mask | None = None,
     ) -> Float[Tensor, "batch tokens dim"]:
         """Returns the attended tokens.
 
         Args:
-            x: The prefix tokens, then the tokens of the grid in row-major order.
-            grid: The shape of the grid, for example (14, 14).
+            x: The prefix tokens, then the tokens of the grid, row-major or as positions say.
+            grid: The shape of the grid, for example (14, 14); or `irpe.Positions` where the tokens
+                are not a whole grid.
             attn_mask: As in `irpe.rpe_attention`.
         """
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim

@@ -7,7 +7,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens
+from irpe.core.buckets import (
+    BucketMap,
+    bucket_maps,
+    check_num_prefix_tokens,
+)
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.encodings.encoding import (
     ROLES,
@@ -15,8 +19,10 @@ from irpe.core.encodings.encoding import (
     check_table_size,
 )
 from irpe.core.grid import Grid, grid_shape
-from irpe.core.rotation import rotate
+from irpe.core.positions import Positions
+from irpe.core.rotation import Rotation, rotate
 from irpe.nn.scored import Rotate, Scored, Temperature
+from irpe.nn.where import Where, mask_padding
 from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
@@ -43,6 +49,13 @@ class RelativePositionEncoding(nn.Module):
         device: Where the tables are made.
         dtype: The tables' dtype.
         impl: As in `irpe.rpe_attention`.
+
+    Example:
+        >>> import irpe, torch
+        >>> encoding = irpe.RelativePositionEncoding("shaw", num_heads=2, head_dim=32)
+        >>> q, k, v = torch.randn(3, 8, 2, 98, 32)
+        >>> encoding(q, k, v, grid=(7, 14)).shape
+        torch.Size([8, 2, 98, 32])
     """
 
     query_tables: nn.ParameterList
@@ -101,7 +114,7 @@ class RelativePositionEncoding(nn.Module):
         k: Tokens,
         v: Tokens,
         *,
-        grid: Grid | Sequence[int],
+        grid: Where,
         attn_mask: Mask | None = None,
         dropout_p: float = 0.0,
         scale: float | None = None,
@@ -111,12 +124,14 @@ class RelativePositionEncoding(nn.Module):
     ) -> Tokens:
         """Returns attention with the encoding.
 
-        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. Where an
+        Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. `grid` is the
+        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere. Where an
         attention rotates queries and keys for their product, `q` and `k` are those before it, which
         the tables meet, and `rotate` is the rotation. A learned `temperature` stands in the place
         of the scale: it is a factor of all scores, those of the encoding included.
         """
         scored = self._on(grid, q, k, rotate, scale).with_temperature(temperature)
+        attn_mask = mask_padding(attn_mask, grid)
         if not scored.maps:  # a rotation alone
             return F.scaled_dot_product_attention(
                 scored.q, scored.k, v, attn_mask, dropout_p, scale=scored.scale
@@ -140,7 +155,7 @@ class RelativePositionEncoding(nn.Module):
         q: Tokens,
         k: Tokens,
         *,
-        grid: Grid | Sequence[int],
+        grid: Where,
         attn_mask: Mask | None = None,
         scale: float | None = None,
         rotate: Rotate | None = None,
@@ -153,13 +168,13 @@ class RelativePositionEncoding(nn.Module):
             scored.k,
             scored.maps,
             **scored.score_tables(),
-            attn_mask=attn_mask,
+            attn_mask=mask_padding(attn_mask, grid),
             scale=scored.scale,
             table_q=scored.table_q,
             table_k=scored.table_k,
         )
 
-    def scores(self, q: Tokens, k: Tokens, *, grid: Grid | Sequence[int]) -> Scores:
+    def scores(self, q: Tokens, k: Tokens, *, grid: Where) -> Scores:
         """Returns b_ij, what the encoding adds to the scores before they are scaled.
 
         For a rotation that is the product of the turned queries and keys less that of the others.
@@ -171,9 +186,7 @@ class RelativePositionEncoding(nn.Module):
             return scores
         return scores + scored.q @ scored.k.mT - q @ k.mT
 
-    def explain(
-        self, q: Tokens, k: Tokens, v: Tokens, *, grid: Grid | Sequence[int]
-    ) -> Explanation:
+    def explain(self, q: Tokens, k: Tokens, v: Tokens, *, grid: Where) -> Explanation:
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
         scored = self._on(grid, q, k)
         if not scored.maps:
@@ -186,21 +199,27 @@ class RelativePositionEncoding(nn.Module):
             table_q=scored.table_q, table_k=scored.table_k,
         )  # fmt: skip
 
-    def maps(
-        self, grid: Grid | Sequence[int], device: torch.device | str = "cpu"
-    ) -> tuple[BucketMap, ...]:
-        """Returns the bucket maps on a grid; equal encodings share them."""
-        ndim = len(grid_shape(grid))
+    def maps(self, grid: Where, device: torch.device | str = "cpu") -> tuple[BucketMap, ...]:
+        """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
+        ndim = grid.ndim if isinstance(grid, Positions) else len(grid_shape(grid))
         if ndim != self.ndim:
             raise ValueError(
                 f"grid {grid} has {ndim} axes but the tables were made for {self.ndim} axes: pass "
                 f"another grid, or make the encoding with ndim={ndim}"
             )
-        return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
+        if not isinstance(grid, Positions):
+            return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
+        if max(grid.prefixes) != self.num_prefix_tokens:
+            raise ValueError(
+                f"positions with {grid.prefixes} prefix tokens for queries and keys, but the "
+                f"encoding was made with num_prefix_tokens={self.num_prefix_tokens}: the larger of "
+                "the two must be that number"
+            )
+        return bucket_maps(self.spec, grid, device=device)
 
     def _on(
         self,
-        grid: Grid | Sequence[int],
+        grid: Where,
         q: Tokens,
         k: Tokens,
         rotate_by_host: Rotate | None = None,
@@ -208,19 +227,44 @@ class RelativePositionEncoding(nn.Module):
     ) -> Scored:
         """Returns the maps, tables, and queries and keys as they enter the products, on a grid."""
         maps = self.maps(grid, q.device)
+        if isinstance(grid, Positions):
+            grid.check_tokens(q, k)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters = {name: getattr(self, name) for name in self._others}
         for role in _LISTS:
             for number, table in enumerate(getattr(self, role)):
                 parameters[f"{role}.{number}"] = table
-        tables, shift, rotation = self.spec.arguments_on(grid, parameters, self.size, q)
+        whole, size = _whole_grid(grid, self.size)
+        tables, shift, rotation = self.spec.arguments_on(whole, parameters, size, q)
         q = q if shift is None else q + shift.to(q.dtype)
-        turn = rotate_by_host if rotation is None else partial(rotate, rotation=rotation)
-        if turn is None:
+        if rotation is not None:
+            turns = [partial(rotate, rotation=part) for part in _rotations(rotation, grid)]
+        elif rotate_by_host is not None:
+            turns = [rotate_by_host] * 2
+        else:
             return Scored(maps, tables, q, k, q, k, scale)
-        return Scored(maps, tables, turn(q), turn(k), q, k, scale)
+        return Scored(maps, tables, turns[0](q), turns[1](k), q, k, scale)
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""
         impl = "" if self.impl == "auto" else f", impl={self.impl!r}"
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
+
+
+def _whole_grid(grid: Where, size: HeadSize) -> tuple[Grid | Sequence[int], HeadSize]:
+    """Returns the grid that tables are made for, and the sizes with one prefix token at most.
+
+    Tables that may be anywhere are the same for every grid.
+    """
+    if not isinstance(grid, Positions):
+        return grid, size
+    one = size._replace(num_prefix_tokens=int(any(grid.prefixes)))
+    return grid.grid or Grid((1,) * grid.ndim), one
+
+
+def _rotations(rotation: Rotation, grid: Where) -> tuple[Rotation, Rotation]:
+    """Returns the rotation of the queries and that of the keys, of the rotation of a whole grid."""
+    if not isinstance(grid, Positions):
+        return rotation, rotation
+    queries, keys = (rotation.at(index.to(rotation.cos.device)) for index in grid.index_on_grid())
+    return queries, keys

@@ -54,6 +54,13 @@ def rpe_attention(
         table_k: The keys that the query tables meet, where these are not k: k before a rotation.
         impl: "auto", or the name of an implementation, which is then used or refused, never
             replaced; `irpe.explain` tells which one a call takes.
+
+    Example:
+        >>> import irpe, torch
+        >>> q, k, v = torch.randn(3, 1, 2, 6, 32)  # batch, heads, tokens, head dimension
+        >>> maps = irpe.bucket_maps("product-contextual-k", grid=(2, 3))
+        >>> irpe.rpe_attention(q, k, v, maps, key_tables=[torch.zeros(1, 49, 32)]).shape
+        torch.Size([1, 2, 6, 32])
     """
     call = _build_call(
         q, k, v, maps, Tables.of(query_tables, key_tables, value_tables, bias_tables),
@@ -78,7 +85,15 @@ def rpe_attention_weights(
     table_q: Tokens | None = None,
     table_k: Keys | None = None,
 ) -> Scores:
-    """Returns the attention weights a_ij of Eq. 2; arguments as in `rpe_attention`."""
+    """Returns the attention weights a_ij of Eq. 2; arguments as in `rpe_attention`.
+
+    Example:
+        >>> import irpe, torch
+        >>> q, k = torch.randn(2, 1, 2, 6, 32)
+        >>> maps = irpe.bucket_maps("product-bias-k", grid=(2, 3))
+        >>> irpe.rpe_attention_weights(q, k, maps, bias_tables=[torch.zeros(1, 49)]).shape
+        torch.Size([1, 2, 6, 6])
+    """
     call = _build_call(
         q, k, k, maps, Tables.of(query_tables, key_tables, None, bias_tables),
         attn_mask, 0.0, scale, table_q, table_k, accumulation_dtype(q.dtype),
@@ -95,7 +110,15 @@ def rpe_scores(
     key_tables: Sequence[VectorTable] | None = None,
     bias_tables: Sequence[ScalarTable] | None = None,
 ) -> Scores:
-    """Returns b_ij of Eq. 13, what the encoding adds to the scores before they are scaled."""
+    """Returns b_ij of Eq. 13, what the encoding adds to the scores before they are scaled.
+
+    Example:
+        >>> import irpe, torch
+        >>> q, k = torch.randn(2, 1, 2, 6, 32)
+        >>> maps = irpe.bucket_maps("product-bias-k", grid=(2, 3))
+        >>> irpe.rpe_scores(q, k, maps, bias_tables=[torch.zeros(1, 49)]).abs().max()
+        tensor(0.)
+    """
     call = _build_call(
         q, k, k, maps, Tables.of(query_tables, key_tables, None, bias_tables),
         None, 0.0, None, None, None, accumulation_dtype(q.dtype),
@@ -109,6 +132,14 @@ def explain(
     """Returns which implementation `rpe_attention` takes for a call, and why no other.
 
     Print it; nothing is computed. All arguments are those of `rpe_attention`, `impl` excepted.
+
+    Example:
+        >>> import irpe, torch
+        >>> q = torch.randn(1, 2, 196, 32)
+        >>> maps = irpe.bucket_maps("product-contextual-k", grid=(14, 14))
+        >>> print(irpe.explain(q, q, q, maps, key_tables=[torch.zeros(1, 49, 32)]))
+        whole: its pairs are few enough to be computed at once
+        ...
     """
     names = ("query_tables", "key_tables", "value_tables", "bias_tables")
     tables = Tables.of(*(arguments.pop(name, None) for name in names))

@@ -57,6 +57,12 @@ class EncodingCost:
         time_ratio: That time relative to the plain model's, both taken in turns.
         memory: The peak memory of a forward pass in bytes, if measured.
         extra_memory: How much more than the plain model.
+
+    Example:
+        >>> import irpe.profile
+        >>> (plain,) = irpe.profile.measure_costs("deit_tiny_patch16_224", [], rounds=0)
+        >>> plain.parameters
+        5717416
     """
 
     model: str
@@ -144,6 +150,13 @@ def measure_costs(
         progress: Is told how the counting and then the timing goes.
         refused: Collects the encodings that the model cannot have, and why; `None` raises the
             error instead.
+
+    Example:
+        >>> import irpe.profile
+        >>> model = "deit_tiny_patch16_224"
+        >>> plain, k = irpe.profile.measure_costs(model, ["product-contextual-k"], rounds=0)
+        >>> k.extra_macs
+        22694400
     """
     if batch < 1 or rounds < 0:
         raise ValueError(f"batch = {batch}, rounds = {rounds}: at least 1 and 0 are needed")

@@ -8,7 +8,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Returns the number of learned parameters of a model."""
+    """Returns the number of learned parameters of a model.
+
+    Example:
+        >>> import irpe.profile, timm
+        >>> irpe.profile.count_parameters(timm.create_model("vit_tiny_patch16_224"))
+        5717416
+    """
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -18,6 +24,11 @@ def count_macs(model: nn.Module, *inputs: Tensor) -> int:
     Args:
         model: The model; its training mode is as before afterwards.
         inputs: What it is called with.
+
+    Example:
+        >>> import irpe.profile, timm, torch
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> macs = irpe.profile.count_macs(model, torch.randn(1, 3, 224, 224))
     """
     was_training = model.training
     counter: Any = FlopCounterMode(display=False)

@@ -1,5 +1,6 @@
 """Time and memory of a forward pass on the CPU."""
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -35,6 +36,7 @@ def peak_memory(run: Callable[[], object]) -> int:
     What exists before is not counted: weights, inputs and, after a first run, bucket maps. Nothing
     is sampled: PyTorch's allocator reports every allocation, so the number does not vary.
     """
+    gc.collect()  # else garbage from before may be freed meanwhile, which would be reported, too
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     recorded: Any = profiler.profiler

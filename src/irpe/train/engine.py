@@ -41,6 +41,12 @@ class FitResult:
         model: The trained model; the averaged one where there is an average.
         history: The rows of the run's table, one per epoch.
         score: The last evaluation; `None` if the run had ended before.
+
+    Example:
+        >>> import irpe.recipes, irpe.train
+        >>> config = irpe.recipes.RECIPES["laptop"]()
+        >>> fitted = irpe.train.train(config, "runs/laptop")  # doctest: +SKIP
+        >>> fitted.score.row()["top1"]  # doctest: +SKIP
     """
 
     model: nn.Module
@@ -174,7 +180,7 @@ class Trainer:
     def run(self, stopped: StopRequest) -> None:
         """Trains until the end, or until it is asked to stop."""
         self.progress.start("training", self.steps * self.config.epochs, self.done)
-        with Logs(self.directory if self.accelerator.is_main_process else None, self.done) as logs:
+        with Logs(self.directory, self.config, self.done, self.accelerator) as logs:
             while self.epoch < self.config.epochs:
                 self._run_epoch(stopped, logs)
         if self.accelerator.is_main_process and self.history:

@@ -80,12 +80,32 @@ def encoder_groups(model: nn.Module, config: RunConfig, absolute_lr: float) -> l
         config: The rates of the model and of its tables, and the weight decay.
         absolute_lr: The rate of the absolute encoding, as a multiple of the model's.
     """
-    tables = set[str]() if config.encoding == "none" else set(table_names(model))
+    own = rate_fields(model, config)
+    factors = {"table_lr": config.table_lr, "absolute_lr": absolute_lr}
+    tables = {name for name, field in own.items() if field == "table_lr"}
 
     def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
-        factor = config.table_lr if name in tables else 1.0
-        factor = absolute_lr if name.split(".")[-1] == "pos_embed" else factor
+        factor = factors[own[name]] if name in own else 1.0
         exempt = is_exempt(model, tables, name, parameter)
         return config.lr * factor, 0.0 if exempt else config.weight_decay
 
     return group_parameters(model, settings)
+
+
+def rate_fields(model: nn.Module, config: RunConfig) -> dict[str, str]:
+    """Returns the field of the configuration that sets a parameter's rate, where it has its own.
+
+    Args:
+        model: The model.
+        config: Its configuration.
+
+    Returns:
+        "table_lr" or "absolute_lr", by the name of the parameter.
+    """
+    tables = set[str]() if config.encoding == "none" else set(table_names(model))
+    learned = [name for name, each in model.named_parameters() if each.requires_grad]
+    absolute = [name for name in learned if name.split(".")[-1] == "pos_embed"]
+    return {
+        **{name: "table_lr" for name in learned if name in tables},
+        **dict.fromkeys(absolute, "absolute_lr"),
+    }

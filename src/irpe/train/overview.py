@@ -73,7 +73,13 @@ def describe_device(device: torch.device) -> str:
     return f"{device}{shown}{f', {processes} processes' if processes > 1 else ''}"
 
 
-def describe_budget(config: RunConfig) -> str:
-    """Returns the epochs, the batch and the learning rates of a run, in words."""
-    rates = f"learning rate {config.lr:g} ({config.table_lr:g} times that for tables)"
+def describe_budget(config: RunConfig, table_lr: str | None = None) -> str:
+    """Returns the epochs, the batch and the learning rates of a run, in words.
+
+    Args:
+        config: The configuration.
+        table_lr: The multiple of the rate for tables, if it is not that of the configuration.
+    """
+    table_lr = table_lr or f"{config.table_lr:g}"
+    rates = f"learning rate {config.lr:g} ({table_lr} times that for tables)"
     return f"{config.epochs} epoch{'s' * (config.epochs > 1)}, batch {config.batch_size}, {rates}"

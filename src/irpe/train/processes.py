@@ -9,25 +9,35 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
 
 from irpe.core.choices import check_choice
+from irpe.extras import require
 
 TIMEOUT_VARIABLE = "IRPE_TIMEOUT"  # seconds
+TRACKERS = ("wandb",)  # services of Accelerate's that runs can be logged to
 _TIMEOUT = 1800.0  # the first process may prepare the data while the others wait
 
 
-def make_accelerator(precision: str = "no", device: str = "auto") -> Accelerator:
+def make_accelerator(
+    precision: str = "no", device: str = "auto", log: str | None = None
+) -> Accelerator:
     """Returns Accelerate's view of the processes.
 
     Args:
         precision: Mixed precision: no, bf16 or fp16.
         device: "cpu", the kind of accelerator of this machine ("cuda", ...), or "auto" for that
             accelerator if there is one.
+        log: The service that runs are logged to, if any: "wandb".
     """
     AcceleratorState._reset_state()  # else a process keeps the precision of its first run
     found = torch.accelerator.current_accelerator(check_available=True)
     check_choice("device", device, ("auto", "cpu", *([found.type] if found else [])))
     is_cpu = found is None or device == "cpu"
     waiting = InitProcessGroupKwargs(timeout=timedelta(seconds=read_timeout()))
-    accelerator = Accelerator(mixed_precision=precision, cpu=is_cpu, kwargs_handlers=[waiting])
+    if log is not None:
+        check_choice("--log", log, TRACKERS)
+        require(log, log)  # Accelerate would leave it out without a word
+    accelerator = Accelerator(
+        mixed_precision=precision, cpu=is_cpu, kwargs_handlers=[waiting], log_with=log
+    )
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != started:
         raise RuntimeError(

@@ -64,6 +64,10 @@ def read_metrics(directory: str | Path) -> dict[str, list[float]]:
 
     Args:
         directory: The run's directory.
+
+    Example:
+        >>> import irpe.train
+        >>> table = irpe.train.read_metrics("runs/laptop")  # doctest: +SKIP
     """
     directory = Path(directory)
     path = directory / METRICS
@@ -100,6 +104,10 @@ def load_run(directory: str | Path) -> nn.Module:
 
     Args:
         directory: The run's directory.
+
+    Example:
+        >>> import irpe.train
+        >>> model = irpe.train.load_run("runs/laptop")  # doctest: +SKIP
     """
     directory = Path(directory)
     config = read_config(directory)

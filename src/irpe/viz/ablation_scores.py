@@ -26,6 +26,11 @@ def plot_scores(
         scores: In percent, by row, then by the patches that images were moved, then by seed.
         errors: The standard error of the mean, by row, then by the patches.
         score: What the scores are called.
+
+    Example:
+        >>> import irpe.viz
+        >>> scores = {"K": [[75.3, 76.0], [55.9, 57.2], [35.6, 37.0]]}  # moved by 0, 1, 2
+        >>> figure = irpe.viz.plot_scores(scores, errors={"K": [0.8, 0.9, 0.9]})
     """
     names = list(scores)
     figure = new_figure(1.5 * COLUMN, 1.8 + 0.6 * len(names))

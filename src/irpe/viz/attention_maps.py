@@ -44,6 +44,13 @@ def plot_attention(
         patch: The row and column of the patch; `None` takes the centre of each grid.
         image: The picture that the model was given, shown on the left; `None` leaves it out.
         head: The head to draw; `None` draws the mean of all.
+
+    Example:
+        >>> import irpe, irpe.viz, timm, torch
+        >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> model = irpe.equip(plain, "product-contextual-k")
+        >>> calls = irpe.viz.capture(model, torch.randn(1, 3, 224, 224))
+        >>> figure = irpe.viz.plot_attention(calls, patch=(3, 4))
     """
     if not calls:
         raise ValueError("nothing to draw: pass at least one attention")

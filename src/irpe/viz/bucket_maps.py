@@ -67,6 +67,10 @@ def plot_buckets(
         num_prefix_tokens: The number of tokens before the patches.
         references: Rows and columns of the reference patches, marked with a star; `None` takes the
             top-left patch and the one in the centre.
+
+    Example:
+        >>> import irpe.viz
+        >>> figure = irpe.viz.plot_buckets(["product-contextual-k"], grid=(7, 7))
     """
     grid = check_image_grid(grid)
     rows, columns = grid.shape

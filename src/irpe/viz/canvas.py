@@ -139,6 +139,10 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     Args:
         figure: The figure.
         path: The file; its folder must exist.
+
+    Example:
+        >>> import irpe.viz
+        >>> path = irpe.viz.save_figure(irpe.viz.plot_index(), "index.svg")  # doctest: +SKIP
     """
     path = check_output(path, FORMATS)
     matplotlib = require("matplotlib", "viz")

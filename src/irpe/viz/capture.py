@@ -32,6 +32,14 @@ class CapturedAttention:
         scale: The scale of the call; `None` stands for 1 / sqrt(head dimension).
         rotated: Queries and keys as they enter the product, if the model rotates them.
         temperature: The learned factor of all scores that some models have in place of the scale.
+
+    Example:
+        >>> import irpe, irpe.viz, timm, torch
+        >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> model = irpe.equip(plain, "product-contextual-k")
+        >>> calls = irpe.viz.capture(model, torch.randn(1, 3, 224, 224))
+        >>> calls[0].attention().shape
+        torch.Size([3, 197, 197])
     """
 
     name: str
@@ -133,6 +141,14 @@ def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAtt
 
     Returns:
         The calls of equipped attentions, in the order in which they were made.
+
+    Example:
+        >>> import irpe, irpe.viz, timm, torch
+        >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> model = irpe.equip(plain, "product-contextual-k")
+        >>> calls = irpe.viz.capture(model, torch.randn(1, 3, 224, 224))
+        >>> [call.name for call in calls]
+        ['blocks.0.attn']
     """
     calls: list[CapturedAttention] = []
     was_training = [(module, module.training) for module in model.modules()]

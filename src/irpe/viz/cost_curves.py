@@ -22,6 +22,11 @@ def plot_cost_curves(
         resolutions: The sides of the images, in pixels.
         macs: What each implementation adds at each resolution, in multiply-accumulates.
         plain: Those of the model without an encoding, of which per cent are drawn.
+
+    Example:
+        >>> import irpe.viz
+        >>> added, plain = {"K": [45e6, 190e6]}, [4.6e9, 25e9]
+        >>> figure = irpe.viz.plot_cost_curves([224, 448], added, plain)
     """
     for name, values in {"the plain model": plain, **macs}.items():
         if len(values) != len(resolutions):
@@ -80,6 +85,11 @@ def plot_cost_bars(
         times: The time of one step, by encoding, in any unit.
         memory: The peak memory, by encoding, in any unit.
         reference: The name of the model without an encoding.
+
+    Example:
+        >>> import irpe.viz
+        >>> times, memory = {"none": 1.0, "K": 1.05}, {"none": 500, "K": 510}
+        >>> figure = irpe.viz.plot_cost_bars(times, memory, reference="none")
     """
     names = [name for name in times if name != reference]
     if reference not in times or set(times) != set(memory) or not names:

@@ -36,6 +36,11 @@ class DetectedImage:
         truth: The true boxes, each with the name of its class.
         title: What stands above the picture.
         threshold: The least score of a box that is shown, which is said if there is none.
+
+    Example:
+        >>> import irpe.viz
+        >>> image = irpe.viz.default_image()
+        >>> found = irpe.viz.DetectedImage(image, [(10, 20, 80, 60)], ["car"], [0.9])
     """
 
     image: Any
@@ -76,6 +81,11 @@ def plot_detections(
         truth: The true boxes, each with the name of its class, drawn as dashed lines.
         classes: The classes in the order of their colours; `None` takes those in the picture.
         threshold: The least score of a box that is shown, which is said if there is none.
+
+    Example:
+        >>> import irpe.viz
+        >>> image = irpe.viz.default_image()
+        >>> figure = irpe.viz.plot_detections(image, [(10, 20, 80, 60)], ["car"], [0.9])
     """
     item = DetectedImage(image, boxes, labels, scores, truth or (), threshold=threshold)
     width, height = _size(image)
@@ -96,6 +106,12 @@ def plot_contact_sheet(
     Args:
         items: The pictures.
         classes: The classes in the order of their colours; `None` takes those in the pictures.
+
+    Example:
+        >>> import irpe.viz
+        >>> image = irpe.viz.default_image()
+        >>> found = irpe.viz.DetectedImage(image, [(10, 20, 80, 60)], ["car"], [0.9])
+        >>> figure = irpe.viz.plot_contact_sheet([found])
     """
     if not items:
         raise ValueError("nothing to draw: pass at least one picture")

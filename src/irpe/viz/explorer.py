@@ -47,6 +47,12 @@ def explorer_page(
         calls: The attentions of a model that saw one picture, of `irpe.viz.capture`.
         image: The picture; needed with `calls`.
         name: What the page calls the model.
+
+    Example:
+        >>> import irpe.viz
+        >>> page = irpe.viz.explorer_page()
+        >>> page.startswith("<!doctype html>")
+        True
     """
     facts = {
         "ratios": {method: METHODS[method].ratio for method in METHODS},

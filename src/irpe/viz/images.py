@@ -22,6 +22,10 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
 
     Args:
         path: A PNG, JPEG or any other file that Pillow reads.
+
+    Example:
+        >>> import irpe.viz
+        >>> image = irpe.viz.read_image("photo.jpg")  # doctest: +SKIP
     """
     pillow = require("PIL.Image", "viz")
     path = Path(path)
@@ -35,7 +39,13 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
 
 
 def default_image() -> "Image":
-    """Returns the picture that ships with the package, 224 x 224, drawn for it."""
+    """Returns the picture that ships with the package, 224 x 224, drawn for it.
+
+    Example:
+        >>> import irpe.viz
+        >>> irpe.viz.default_image().size
+        (224, 224)
+    """
     pillow = require("PIL.Image", "viz")
     with files("irpe.viz").joinpath(_SCENE).open("rb") as file, pillow.open(file) as image:
         return image.convert("RGB")
@@ -51,6 +61,13 @@ def image_input(model: nn.Module, image: "Image") -> "tuple[Tensor, Image]":
     Args:
         model: The model.
         image: The picture.
+
+    Example:
+        >>> import irpe.viz, timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> pixels, shown = irpe.viz.image_input(model, irpe.viz.default_image())
+        >>> pixels.shape
+        torch.Size([1, 3, 224, 224])
     """
     channels = _num_channels(model)
     size = _input_size(model)

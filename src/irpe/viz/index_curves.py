@@ -24,6 +24,10 @@ def plot_index(
         clip: h of Eq. 9; `None` takes the clip function with as many buckets.
         farthest: The distances run from -farthest to farthest; `None` shows a little more than
             where the piecewise function stops.
+
+    Example:
+        >>> import irpe, irpe.viz
+        >>> figure = irpe.viz.plot_index(irpe.Piecewise.from_ratio(1.9), irpe.Clip(3))
     """
     piecewise = piecewise or Piecewise.from_ratio(4)
     clip = clip or Clip(max(piecewise.max_index, 1))

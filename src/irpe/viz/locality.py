@@ -29,6 +29,15 @@ class Locality:
         with_encoding: With the tables as learned.
         without_encoding: The same queries and keys with all tables zero.
         uniform: The distance if every patch attended to all patches alike.
+
+    Example:
+        >>> import irpe, irpe.viz, timm, torch
+        >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> model = irpe.equip(plain, "product-contextual-k")
+        >>> calls = irpe.viz.capture(model, torch.randn(1, 3, 224, 224))
+        >>> locality = irpe.viz.measure_locality(calls)
+        >>> locality.with_encoding == locality.without_encoding  # tables are zero at the start
+        True
     """
 
     names: tuple[str, ...]
@@ -38,7 +47,16 @@ class Locality:
 
 
 def measure_locality(calls: Sequence[CapturedAttention]) -> Locality:
-    """Returns the mean attended distance of each captured attention, over heads and patches."""
+    """Returns the mean attended distance of each captured attention, over heads and patches.
+
+    Example:
+        >>> import irpe, irpe.viz, timm, torch
+        >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> model = irpe.equip(plain, "product-contextual-k")
+        >>> calls = irpe.viz.capture(model, torch.randn(1, 3, 224, 224))
+        >>> irpe.viz.measure_locality(calls).names
+        ('blocks.0.attn',)
+    """
     if not calls:
         raise ValueError("no attention was captured: pass what irpe.viz.capture returned")
     pairs = [(call, call.attention(), call.attention_without()) for call in calls]
@@ -74,6 +92,13 @@ def plot_locality(locality: Locality) -> "Figure":
 
     Args:
         locality: What `measure_locality` returned.
+
+    Example:
+        >>> import irpe, irpe.viz, timm, torch
+        >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> model = irpe.equip(plain, "product-contextual-k")
+        >>> calls = irpe.viz.capture(model, torch.randn(1, 3, 224, 224))
+        >>> figure = irpe.viz.plot_locality(irpe.viz.measure_locality(calls))
     """
     pairs = zip(locality.with_encoding, locality.without_encoding, strict=True)
     changes = [with_it - without for with_it, without in pairs]

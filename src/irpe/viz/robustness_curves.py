@@ -31,6 +31,12 @@ def plot_robustness(
         by_move: Top-1 in percent, by label, then by the patches that images moved, then by seed.
         trained: The sizes that the models were trained at.
         num_images: How many images each score is of.
+
+    Example:
+        >>> import irpe.viz
+        >>> by_size = {"K": {48: [70.1, 71.0], 64: [75.0, 76.2]}}
+        >>> by_move = {"K": {0: [75.0, 76.2], 1: [60.4, 61.3]}}
+        >>> figure = irpe.viz.plot_robustness(by_size, by_move, trained=[64], num_images=1000)
     """
     if not by_size or list(by_size) != list(by_move):
         raise ValueError(

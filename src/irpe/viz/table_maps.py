@@ -34,6 +34,12 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
     Args:
         model: An equipped model.
         blocks: The indices of the attentions to draw, counted from the input; `None` draws all.
+
+    Example:
+        >>> import irpe, irpe.viz, timm
+        >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> model = irpe.equip(plain, "product-contextual-k")
+        >>> figure = irpe.viz.plot_tables(model)
     """
     named = list(equipped_attentions(model).items())
     chosen = range(len(named)) if blocks is None else blocks

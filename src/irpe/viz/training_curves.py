@@ -25,6 +25,12 @@ def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
     Args:
         runs: The columns of each run's table, by the name that the legend shows; NaN where an epoch
             was not evaluated. Several tables under one name, those of seeds, have one colour.
+
+    Example:
+        >>> import irpe.viz
+        >>> losses = {"train_loss": [1.2, 0.9], "val_loss": [1.1, 1.0]}
+        >>> table = {"epoch": [1, 2], "top1": [60.0, 70.0], **losses}
+        >>> figure = irpe.viz.plot_training({"K": table})
     """
     if not runs:
         raise ValueError("nothing to draw: pass the metrics of at least one run")

@@ -37,6 +37,13 @@ def plot_weights(
         calls: The attentions to draw, of `irpe.viz.capture`.
         heads: The heads to draw, one a line; `None` draws their mean.
         image: The picture that the model was given, shown on the left; `None` leaves it out.
+
+    Example:
+        >>> import irpe, irpe.viz, timm, torch
+        >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
+        >>> model = irpe.equip(plain, "product-contextual-k")
+        >>> calls = irpe.viz.capture(model, torch.randn(1, 3, 224, 224))
+        >>> figure = irpe.viz.plot_weights(calls)
     """
     lines: list[int | None] = [None] if heads is None else list(heads)
     if not calls or not lines:

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import sys
 import tarfile
 
 import numpy as np
@@ -256,3 +257,25 @@ def test_a_folder_without_images(tmp_path):
     (tmp_path / "train/cat").mkdir(parents=True)
     with pytest.raises(ValueError, match="holds no images in class folders"):
         open_images(str(tmp_path))
+
+
+def test_a_dataset_of_hugging_face_that_is_stored_here(tmp_path, monkeypatch):
+    pytest.importorskip("datasets", reason="needs the extra 'hfds'")
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    folder = make_folder(tmp_path / "pets", splits=("train", "validation"))
+    train, val = open_images(f"hfds/{folder}", str(tmp_path / "cache"))
+    assert list(train.classes) == ["cat", "dog"]
+    assert (len(train), len(val)) == (6, 6)
+    found = sorted((label, image.getpixel((0, 0))) for image, label in map(val.read, range(6)))
+    assert found == [(n, (n * 40, index, 0)) for n in range(2) for index in range(3)]
+    assert "validation" in val.filename(0)
+    with pytest.raises(ValueError, match=r"data 'hfds/.*nowhere' cannot be opened \(root "):
+        open_split(f"hfds/{tmp_path}/nowhere", "train", str(tmp_path / "cache"))
+
+
+def test_a_dataset_of_hugging_face_needs_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(
+        ModuleNotFoundError, match=r"datasets is not .*: pip install 'irpe\[hfds\]'"
+    ):
+        open_split("hfds/cifar10", "train")

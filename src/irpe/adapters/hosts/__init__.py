@@ -5,7 +5,7 @@ be built again from what they know about themselves, it also has `describe_model
 returns arguments that json can hold, or `None`, and `build_model(arguments)`. `STATE_ATTRIBUTES`
 may name attributes of its modules in which two equal models can differ; `REFUSED` may give the
 reason why an attention of the library cannot have an encoding, by the name of its class with its
-module: a clause whose subject is that class.
+module: a clause whose subject is that class. Classes of the user's own come first (`registered`).
 """
 
 import importlib
@@ -20,6 +20,7 @@ HOSTS = {
     "torchvision": "irpe.adapters.hosts.torchvision",
     "torch": "irpe.adapters.hosts.torch_nn",
 }
+REGISTERED: dict[str, Any] = {}  # hosts of the user's own, by the full name of the attention class
 SUPPORTED = {
     "timm": "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...), Eva "
     "(DINOv3, EVA-02, Perception Encoder, rope-vit), BEiT, VisionTransformerRelPos, "
@@ -34,11 +35,20 @@ SUPPORTED = {
 
 
 def hosts_of(model: nn.Module) -> dict[str, Any]:
-    """Returns the hosts of the libraries that a model has modules of, by library."""
+    """Returns the hosts that a model has modules of: the user's own by class, then by library."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    own = {name: host for name, host in REGISTERED.items() if host.attention in kinds}
     libraries = {kind.__module__.partition(".")[0] for kind in kinds}
-    return {
-        library: importlib.import_module(host)
-        for library, host in HOSTS.items()
-        if library in libraries
-    }
+    return own | {library: host_named(library) for library in HOSTS if library in libraries}
+
+
+def host_named(name: str) -> Any:
+    """Returns the host of a library, or one that the user registered."""
+    if name in HOSTS:
+        return importlib.import_module(HOSTS[name])
+    if name not in REGISTERED:
+        raise ValueError(
+            f"{name!r} is not a library ({', '.join(HOSTS)}) nor an attention class that is "
+            "registered: import what calls irpe.register_host for it first, or pass model=plain"
+        )
+    return REGISTERED[name]

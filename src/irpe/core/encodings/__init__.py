@@ -24,6 +24,11 @@ def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
     Args:
         value: One of `NAMES`, a text that `RPESpec.parse` understands, a rotation and one of these
             joined by "+", or an encoding.
+
+    Example:
+        >>> import irpe
+        >>> str(irpe.parse_encoding("shaw"))
+        'product-contextual-k@clip3'
     """
     if isinstance(value, AnyEncoding):
         return value

@@ -24,6 +24,7 @@ class Alibi2D:
     mode: ClassVar[str] = "bias"
     targets: ClassVar[str] = "k"
     keeps_output: ClassVar[bool] = False
+    any_positions: ClassVar[bool] = False
 
     def index_on(self, grid: Grid) -> None:
         """Returns no index: every offset of a grid has a row of its own."""

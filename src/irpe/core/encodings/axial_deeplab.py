@@ -38,6 +38,7 @@ class AxialDeepLab:
     mode: ClassVar[str] = "contextual"
     targets: ClassVar[str] = "qkv"
     keeps_output: ClassVar[bool] = True
+    any_positions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_whole_number("threshold", self.threshold, 1)

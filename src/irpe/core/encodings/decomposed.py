@@ -39,6 +39,7 @@ class Decomposed:
     mode: ClassVar[str] = "contextual"
     targets: ClassVar[str] = "k"
     keeps_output: ClassVar[bool] = True
+    any_positions: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_whole_number("size", self.size, 1)

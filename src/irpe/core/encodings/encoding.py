@@ -77,6 +77,11 @@ class AttentionEncoding(Protocol):
         """Whether a trained model returns the same as before when it has just been equipped."""
         ...
 
+    @property
+    def any_positions(self) -> bool:
+        """Whether tokens may be anywhere: index and tables do not depend on a grid."""
+        ...
+
     def index_on(self, grid: Grid) -> Index | None:
         """Returns the index function on a grid, `None` if every offset has a row of its own."""
         ...

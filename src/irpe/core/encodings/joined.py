@@ -55,6 +55,11 @@ class Joined:
         """Never: a rotation changes what a trained model returns."""
         return False
 
+    @property
+    def any_positions(self) -> bool:
+        """No: a rotation is made for the positions on one grid."""
+        return False
+
     def index_on(self, grid: Grid) -> Index | None:
         """Returns the index function of the tables."""
         return self.tables.index_on(grid)

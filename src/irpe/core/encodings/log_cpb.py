@@ -35,6 +35,7 @@ class LogCPB:
     mode: ClassVar[str] = "bias"
     targets: ClassVar[str] = "k"
     keeps_output: ClassVar[bool] = True
+    any_positions: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.size is not None:

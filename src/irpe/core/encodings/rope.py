@@ -32,6 +32,7 @@ class _WithoutTables:
     mode: ClassVar[str] = "rotation"
     targets: ClassVar[str] = ""
     keeps_output: ClassVar[bool] = False
+    any_positions: ClassVar[bool] = False
 
     def index_on(self, grid: Grid) -> None:
         """Returns no index: there is no table to look up."""

@@ -33,6 +33,7 @@ class Sasa:
     mode: ClassVar[str] = "contextual"
     targets: ClassVar[str] = "k"
     keeps_output: ClassVar[bool] = True
+    any_positions: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_whole_number("size", self.size, 2)

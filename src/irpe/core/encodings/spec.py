@@ -36,6 +36,11 @@ class RPESpec:
         index: From distance to bucket; `None` takes the method's best in the paper.
         shared_heads: One table for all heads, or one for each.
         tied: One table for queries and keys together (Eq. 11); both must be targets.
+
+    Example:
+        >>> import irpe
+        >>> str(irpe.RPESpec(method="product", mode="contextual", targets="k"))
+        'product-contextual-k@1.9'
     """
 
     method: str = "product"
@@ -45,6 +50,7 @@ class RPESpec:
     shared_heads: bool = True
     tied: bool = False
     keeps_output: ClassVar[bool] = True
+    any_positions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)

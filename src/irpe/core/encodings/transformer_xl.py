@@ -33,6 +33,7 @@ class TransformerXL:
     mode: ClassVar[str] = "contextual"
     targets: ClassVar[str] = "k"
     keeps_output: ClassVar[bool] = True
+    any_positions: ClassVar[bool] = False
 
     def index_on(self, grid: Grid) -> None:
         """Returns no index: every offset of a grid has a row of its own."""

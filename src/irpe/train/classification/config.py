@@ -20,7 +20,13 @@ MIN_CROP = 0.1  # images are resized to image_size / crop, which is not to excee
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig(RunConfig):
-    """A run that trains an image classifier."""
+    """A run that trains an image classifier.
+
+    Example:
+        >>> import irpe.recipes
+        >>> irpe.recipes.RECIPES["laptop"]().replace(encoding="product-contextual-k").encoding
+        'product-contextual-k'
+    """
 
     task: ClassVar[str] = "classification"
 

@@ -1,18 +1,18 @@
 """Labelled images, wherever they are stored: folders, tar files, idx files, timm's datasets."""
 
-import math
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from PIL import Image
 
+from irpe.extras import require
 from irpe.train.classification.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
+from irpe.train.image_lists import held_out_indices
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 _SPLITS = {
@@ -52,7 +52,7 @@ class TimmSource:
         self.dataset = dataset
         self.name = name
         self.reader: Any = getattr(dataset, "reader", None)
-        self.is_folder = hasattr(self.reader, "class_to_idx")
+        self.is_folder = type(self.reader).__name__ == "ReaderImageFolder"
         self.classes = self._find_classes()
 
     def __len__(self) -> int:
@@ -137,8 +137,7 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
         _check_root(data, root)
         whole = _open_whole(data)
         _check_classes(data, whole)
-        train, val = _split(len(whole), holdout)
-        return Subset(whole, train, whole.classes), Subset(whole, val, whole.classes)
+        return hold_out(whole, holdout)
     train, val = open_split(data, "train", root), open_split(data, "val", root)
     _check_classes(data, train)
     unknown = sorted(set(val.classes) - set(train.classes))
@@ -146,6 +145,18 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
         raise ValueError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
     if list(val.classes) != list(train.classes):
         val = Subset(val, range(len(val)), train.classes)
+    return train, val
+
+
+def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
+    """Returns the images to train on and those held out: for a fraction, always the same.
+
+    Args:
+        source: All the images.
+        fraction: How many of them are held out.
+    """
+    parts = held_out_indices(len(source), fraction)
+    train, val = (Subset(source, indices, source.classes) for indices in parts)
     return train, val
 
 
@@ -229,6 +240,8 @@ def _find_split(folder: Path, split: str) -> Path | str | None:
 def _open_by_name(data: str, split: str, root: str | None) -> Source:
     from timm.data.dataset_factory import create_dataset
 
+    if data.startswith("hfds/"):
+        require("datasets", "hfds")
     folder = root or str(Path.home() / ".cache" / "irpe" / data.replace("/", "-"))
     options: dict[str, Any] = {"download": True} if data.startswith("torch/") else {}
     for name in _SPLITS[split]:  # datasets name their splits in several ways
@@ -282,11 +295,3 @@ def _check_members(archive: tarfile.TarFile, size: int) -> None:
     end = file.read(tarfile.BLOCKSIZE)
     if len(end) < tarfile.BLOCKSIZE or any(end):
         raise ValueError(f"it has neither a member nor its end at byte {archive.offset}")
-
-
-def _split(count: int, holdout: float) -> tuple[list[int], list[int]]:
-    order = np.random.default_rng(0).permutation(count).tolist()
-    held = math.ceil(count * holdout)
-    if not 0 < held < count:
-        raise ValueError(f"holdout = {holdout} of {count} images leaves an empty split")
-    return sorted(order[held:]), sorted(order[:held])

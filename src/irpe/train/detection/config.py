@@ -8,7 +8,13 @@ from irpe.train.config import RunConfig, check_at_least, option
 
 @dataclass(frozen=True, kw_only=True)
 class DetectorConfig(RunConfig):
-    """A run that trains a DETR."""
+    """A run that trains a DETR.
+
+    Example:
+        >>> import irpe.recipes
+        >>> irpe.recipes.RECIPES["detr_small"]().replace(encoding="product-bias-k@2.0").task
+        'detection'
+    """
 
     task: ClassVar[str] = "detection"
 

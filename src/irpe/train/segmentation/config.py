@@ -13,7 +13,13 @@ HEADS = ("linear", "upsampling")
 
 @dataclass(frozen=True, kw_only=True)
 class SegmenterConfig(RunConfig):
-    """A run that trains a vision transformer to segment images."""
+    """A run that trains a vision transformer to segment images.
+
+    Example:
+        >>> import irpe.recipes
+        >>> irpe.recipes.RECIPES["seg_small"]().replace(encoding="product-contextual-k").task
+        'segmentation'
+    """
 
     task: ClassVar[str] = "segmentation"
 

@@ -135,8 +135,3 @@ def test_sizes_that_the_host_refuses_stay_refused():
     model = irpe.equip(FAMILIES["timm's DINOv3"][0](dynamic_img_size=False), SPEC)
     with pytest.raises(AssertionError, match="doesn't match model"):
         model(images(32, 32))
-
-
-def test_dropped_patches_are_refused():
-    with pytest.raises(ValueError, match="patch_drop_rate=0"):
-        irpe.equip(make_vit("vit_small_patch16_dinov3", patch_drop_rate=0.5), SPEC)

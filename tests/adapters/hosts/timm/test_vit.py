@@ -230,14 +230,6 @@ def test_attention_masks_reach_the_attention():
         attention(x, is_causal=True)
 
 
-def test_dropped_patches_are_refused():
-    model = make_vit(patch_drop_rate=0.5)
-    before = state_of(model)
-    with pytest.raises(ValueError, match="patch_drop_rate=0"):
-        irpe.equip(model, SPEC)
-    assert state_of(model) == before
-
-
 REFUSED = {
     "vit_dwee_patch16_reg1_gap_256": "DiffAttention subtracts two attention maps",
     "vit_base_patch16_xp_224": "ParallelScalingBlock computes attention inside the block",

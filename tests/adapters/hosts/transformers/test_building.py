@@ -2,6 +2,7 @@
 
 import functools
 import json
+import logging
 import os
 import pickle
 
@@ -128,6 +129,34 @@ def test_a_stock_model_starts_from_zero_tables(tmp_path, make, x, _):
     assert tables
     assert not any(table.any() or table.is_meta for table in tables)
     torch.testing.assert_close(predict(model, x), predict(make(), x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [make_vit, make_dinov2, make_detr, make_swin])
+def test_stock_classes_refuse_a_saved_model_or_warn(tmp_path, make, caplog, monkeypatch):
+    """AutoModel would drop the tables otherwise, in a process that never heard of this library."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = equipped(make)
+    kind, config = model.config.model_type, type(model.config)
+    model.save_pretrained(tmp_path)
+    assert (model.config.model_type, type(model.config)) == (kind, config)
+    with pytest.raises(ValueError, match=f"model type `irpe_{kind}` but Transformers does not"):
+        transformers.AutoModel.from_pretrained(tmp_path)
+    type(model).from_pretrained(tmp_path)
+    assert f"a model of type `irpe_{kind}` to instantiate a model of type `{kind}`" in caplog.text
+    irpe.unequip(model)
+    model.save_pretrained(tmp_path / "plain")
+    assert type(transformers.AutoModel.from_pretrained(tmp_path / "plain").config) is config
+
+
+def test_tensors_may_have_the_names_of_earlier_releases(tmp_path):
+    """So they were saved before, and so they are on request."""
+    model = equipped(make_dinov2)
+    model.save_pretrained(tmp_path, save_original_format=True)
+    names = safetensors.torch.load_file(tmp_path / "model.safetensors").keys()
+    assert set(names) != set(model.state_dict())
+    assert_restored(irpe.load_equipped(tmp_path), model, images(16, 40))
+    change_config(tmp_path, model_type="dinov2")
+    assert_restored(irpe.load_equipped(tmp_path), model, images(16, 40))
 
 
 def test_tables_do_not_come_from_uninitialised_memory(tmp_path):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from irpe.adapters.equipped import encoding_of
 from irpe.adapters.grids import grid_of
 from irpe.nn.scored import Rotate
+from irpe.nn.where import Where
 
 
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,7 +34,7 @@ def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    grid: Sequence[int],
+    grid: Where,
     attn_mask: Tensor | None = None,
     rotate: Rotate | None = None,
     temperature: Tensor | None = None,
@@ -45,7 +46,7 @@ def attend(
         q: Queries, batch heads tokens dim, before a rotation.
         k: Keys.
         v: Values.
-        grid: The grid of the tokens.
+        grid: The grid of the tokens, or their positions.
         attn_mask: As in `irpe.rpe_attention`.
         rotate: The rotation of queries and keys, if the attention has one.
         temperature: The learned factor of the scores of each head, if it has one.

@@ -19,7 +19,8 @@ _ARGUMENTS = {
     "use_rel_pos", "use_rope", "use_abs_pos", "global_attn_indexes", "use_abs_pos_emb",
     "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_rot_pos_emb", "use_post_norm",
     "scale_attn_inner", "rel_pos_type", "shared_rel_pos", "layers",
-    "strict_img_size", "pretrained_window_sizes", "mlp_ratios", "wss", "sr_ratios",
+    "strict_img_size", "pretrained_window_sizes", "mlp_ratios", "wss", "sr_ratios", "linear",
+    "patch_drop_rate",
 }  # fmt: skip
 
 _SIZES = {"depth", "embed_dim", "in_chans", "img_size", "num_heads", "patch_size"}
@@ -64,6 +65,8 @@ def _sizes_of(model: Any) -> dict[str, Any]:
     }
     if hasattr(model, "dynamic_img_size"):
         arguments["dynamic_img_size"] = model.dynamic_img_size
+    if hasattr(getattr(model, "patch_drop", None), "prob"):
+        arguments["patch_drop_rate"] = model.patch_drop.prob
     if hasattr(first, "attn"):
         arguments["num_heads"] = first.attn.num_heads
     if type(getattr(first, "mlp", None)) is Mlp:

@@ -77,17 +77,6 @@ class RPELocallyGroupedAttn(twins.LocallyGroupedAttn):
         return _attend_in_windows(self, x, size)
 
 
-class RPEGlobalAttn(twins.GlobalSubSampleAttn):
-    """Twins' attention over all tokens with an encoding, where keys are not subsampled."""
-
-    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
-        """Returns the attended tokens; `size` is their grid."""
-        heads = (self.num_heads, -1)
-        q = self.q(x).unflatten(-1, heads).transpose(1, 2)
-        k, v = self.kv(x).unflatten(-1, (2, *heads)).permute(2, 0, 3, 1, 4).unbind(0)
-        return project_out(self, attend(self, q, k, v, map_grid(self, size)))
-
-
 class RPEDaViTAttention(davit.WindowAttention):
     """DaViT's attention in windows with an encoding; `x` is windows tokens channels."""
 
@@ -166,7 +155,6 @@ _EQUIPPED: dict[type[nn.Module], type[nn.Module]] = {
     fastvit.Attention: RPEFastViTAttention,
     volo.Attention: RPEVOLOAttention,
     twins.LocallyGroupedAttn: RPELocallyGroupedAttn,
-    twins.GlobalSubSampleAttn: RPEGlobalAttn,
     davit.WindowAttention: RPEDaViTAttention,
     tiny_vit.Attention: RPETinyViTAttention,
     gcvit.WindowAttentionGlobal: RPEGlobalContextAttention,
@@ -179,7 +167,7 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
         grid = () if module.pos_embed is None else module.pos_embed.shape[1:3]
         found.changes.append(partial(put_absolute, module, "pos_embed", grid, request.absolute))
     equipped = next((new for old, new in _EQUIPPED.items() if isinstance(module, old)), None)
-    if equipped is not None and getattr(module, "sr", None) is None:  # else keys are subsampled
+    if equipped is not None:
         found.sites.append(_site_of(name, module, equipped, request))
 
 

@@ -45,16 +45,15 @@ REFUSED = {
     "stage to stage",
     "timm.models.mobilevit.LinearSelfAttention": _NO_PAIRS,
     "timm.models.mobilevit.MobileVitBlock": _NO_GRID,
-    "timm.models.mvitv2.MultiScaleAttention": "pools queries and keys to grids of two sizes",
+    "timm.models.mvitv2.MultiScaleAttentionPoolFirst": "multiplies queries with keys that it has "
+    "not transposed, an error of timm's",
     "timm.models.naflexvit.NaFlexVit": "takes patches of images of several shapes in one batch, "
     "which is not a grid",
     "timm.models.nest.Attention": "is given blocks of an image without their grid",
     "timm.models.nextvit.EfficientAttention": _SUBSAMPLES_KEYS,
     "timm.models.pit.PoolingVisionTransformer": _NO_GRID,
-    "timm.models.pvt_v2.Attention": _SUBSAMPLES_KEYS,
     "timm.models.swiftformer.EfficientAdditiveAttention": _NO_PAIRS,
     "timm.models.tnt.Attention": "is given tokens of patches and of pixels without their grid",
-    "timm.models.twins.GlobalSubSampleAttn": _SUBSAMPLES_KEYS,
     "timm.models.vision_transformer.DiffParallelScalingBlock": _DIFFERENCE,
     "timm.models.vision_transformer.ParallelScalingBlock": "computes attention inside the block, "
     "so there is no attention to give an encoding to",

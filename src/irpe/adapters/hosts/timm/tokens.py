@@ -10,7 +10,7 @@ from timm.models import beit
 from timm.models.eva import Eva, EvaAttention
 from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer_relpos import RelPosAttention, VisionTransformerRelPos
-from torch import Tensor, nn
+from torch import nn
 
 from irpe.adapters.changes import (
     Change,
@@ -20,10 +20,17 @@ from irpe.adapters.changes import (
     put_absolute,
     set_attribute,
 )
-from irpe.adapters.following import FollowedGrid, ToldGrid, follow_grid, followed_grid
+from irpe.adapters.following import (
+    Embedded,
+    FollowedGrid,
+    ToldGrid,
+    follow_grid,
+    followed_grid,
+)
 from irpe.adapters.grids import GridSource
 from irpe.adapters.hosts.timm.attending import head_dim_of
 from irpe.adapters.hosts.timm.beit import RPEBeitAttention, RPERelPosAttention
+from irpe.adapters.hosts.timm.dropping import drops_tokens, keep_indices
 from irpe.adapters.hosts.timm.eva import RPEEvaAttention, RPERopeAttention
 from irpe.adapters.hosts.timm.vit import RPEViTAttention
 from irpe.adapters.plan import Plan, Request, Site, check_grid
@@ -67,11 +74,6 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
     if not isinstance(module, TOKEN_MODELS):
         return
     vit: Any = module
-    if not isinstance(getattr(vit, "patch_drop", None), nn.Identity | None):
-        raise ValueError(
-            "patch_drop removes tokens, and the rest is not a grid any more: create the model with "
-            "patch_drop_rate=0"
-        )
     source = _grid_source(vit, request)
     count = request.num_prefix_tokens
     shared = next((each for each in _SHARED_BIASES if getattr(vit, each, None) is not None), None)
@@ -90,9 +92,13 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
             block_dim=vit.embed_dim,
             has_builtin_bias=bool(drop) or shared is not None,
             rotates=getattr(vit, "rope", None) is not None,
+            check=partial(_check_dropping, vit, request),
+            drops_tokens=drops_tokens(vit),
         )
         found.sites.append(site)
     found.changes.append(partial(follow_grid, source, vit.blocks))
+    if drops_tokens(vit) and isinstance(source, FollowedGrid):
+        found.changes.append(partial(keep_indices, vit, source))
     if shared is not None and request.builtin_bias == "drop":
         _check_all_layers(request)
         found.changes.append(partial(drop_module, vit, shared))
@@ -136,17 +142,35 @@ def _check_all_layers(request: Request) -> None:
         )
 
 
+def _check_dropping(vit: Any, request: Request) -> None:
+    """Raises an error for what a model that drops tokens in training cannot have."""
+    if not drops_tokens(vit):
+        return
+    if request.grid is not None:
+        raise ValueError(
+            f"grid {request.grid}: patch_drop keeps some tokens of the grid of each input, which "
+            "the model measures; leave grid out"
+        )
+    own, count = vit.patch_drop.num_prefix_tokens, request.num_prefix_tokens
+    if count not in (None, own):
+        raise ValueError(
+            f"num_prefix_tokens {count}: patch_drop keeps the first {own} tokens and drops among "
+            "the rest; leave it to the model"
+        )
+
+
 def _grid_source(vit: Any, request: Request) -> GridSource:
     size = vit.patch_embed.grid_size
     if getattr(vit.patch_embed, "strict_img_size", False):
         check_grid(request, size)
-    if request.grid is not None:
+    if request.grid is not None and not drops_tokens(vit):
         return ToldGrid(request.grid, vit, "patch_embed", measure_patches)
     return followed_grid(vit) or FollowedGrid(size, vit, "patch_embed", measure_patches)
 
 
-def measure_patches(embedding: Any, image: Tensor, output: Tensor) -> tuple[int, ...]:
+def measure_patches(call: Embedded) -> tuple[int, ...]:
     """Returns the grid that a patch embedding makes of an image."""
+    embedding, (image, *_), output = call.module, call.inputs, call.output
     if output.ndim == 4:  # batch rows columns channels, of models with dynamic_img_size
         return tuple(output.shape[1:3])
     if hasattr(embedding, "dynamic_feat_size"):

@@ -36,5 +36,5 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
     if not found.sites:
         refuse_cross_attention(model)
     if isinstance(model, PreTrainedModel):
-        found.record = partial(write_config, model.config)
+        found.record = partial(write_config, model)
     return found

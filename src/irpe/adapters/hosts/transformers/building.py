@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from irpe.adapters.changes import Undo
+from irpe.adapters.changes import Undo, set_attribute
 
 # Attributes in which equal models can differ: passing state, and what the configuration says.
 STATE_ATTRIBUTES = {
@@ -20,17 +21,64 @@ STATE_ATTRIBUTES = {
 }  # fmt: skip
 
 
-def write_config(config: Any, calls: list[dict[str, Any]]) -> Undo:
+_MODEL_TYPE = "irpe_"  # before the model type of a saved configuration
+
+
+def write_config(model: Any, calls: list[dict[str, Any]]) -> Undo:
     """Records in the configuration how the model is equipped, for `save_pretrained`."""
+    config = model.config
     before = dict(vars(config))
     config.irpe = calls
+    undo_saving = set_attribute(model, "save_pretrained", SavePretrained(model))
 
     def undo() -> None:
+        undo_saving()
         del config.irpe
         if "irpe" in before:
             config.irpe = before["irpe"]
 
     return undo
+
+
+class SavePretrained:
+    """Replaces the method `save_pretrained` of an equipped model.
+
+    What it writes is not for stock classes, which would drop the tables: `config.json` names a
+    model type that AutoModel refuses, and that other classes warn of. Tensors keep the names that
+    they have in the model, not those of earlier releases of transformers: `Trainer` loads its
+    checkpoints by these, and would skip what has another name.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Saves the model; arguments as those of the method."""
+        kwargs.setdefault("save_original_format", False)
+        config = self.model.config
+        stock_class = type(config)
+        config.__class__ = _equipped_config_class(stock_class)
+        try:
+            return type(self.model).save_pretrained(self.model, *args, **kwargs)
+        finally:
+            config.__class__ = stock_class
+
+
+@cache
+def _equipped_config_class(stock_class: Any) -> Any:
+    """Returns a subclass of a configuration that is written with our model type."""
+
+    def to_json_string(self: Any, *args: Any, **kwargs: Any) -> str:
+        values = json.loads(stock_class.to_json_string(self, *args, **kwargs))
+        values["model_type"] = f"{_MODEL_TYPE}{stock_class.model_type}"
+        return json.dumps(values, indent=2, sort_keys=True) + "\n"
+
+    names = ("__doc__", "__module__", "__qualname__")
+    body = {name: getattr(stock_class, name) for name in names}
+    return type(stock_class.__name__, (stock_class,), {**body, "to_json_string": to_json_string})
 
 
 def describe_model(model: nn.Module) -> dict[str, Any] | None:
@@ -62,6 +110,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{file} names no encoding: load the model with from_pretrained, then irpe.equip it"
         )
+    if isinstance(config.get("model_type"), str):
+        config["model_type"] = config["model_type"].removeprefix(_MODEL_TYPE)
     host = {"library": "transformers", "arguments": {"class": name, "config": config}}
     return {"equipment": calls, "host": host}
 

@@ -1,0 +1,196 @@
+"""The learning rate of each row's tables, searched on held-out training images.
+
+Tables start at zero, so how far a short training gets them depends on their rate; the best one
+differs between encodings, and one rate for all would favour some. A trial is a cell that trains on
+four fifths of the training images and is evaluated on the others; no test image is read.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from irpe.ablation.cells import AblationConfig, Cell, plan_cells
+from irpe.ablation.results import CellResult
+from irpe.ablation.rows import AblationRow
+from irpe.train.classification.model import build_model
+from irpe.train.optim import rate_fields
+from irpe.train.segmentation.config import SegmenterConfig
+from irpe.train.segmentation.model import build_segmenter
+
+FACTORS = (1.0, 5.0, 20.0)  # multiples of the model's rate
+SEEDS = 2
+HELD_OUT = 0.2  # of the training images
+FACTORS_TEXT = "{:g}, {:g} or {:g}".format(*FACTORS)
+_RATES = {"table_lr": "tables", "absolute_lr": "absolute encoding"}
+
+
+@dataclass(frozen=True)
+class Search:
+    """The rate that is searched for a row.
+
+    Args:
+        row: The row.
+        field: The field of the configuration, "table_lr" or "absolute_lr".
+    """
+
+    row: AblationRow
+    field: str
+
+    @property
+    def meaning(self) -> str:
+        """What the rate is for."""
+        return _RATES[self.field]
+
+    def candidates(self) -> dict[float, AblationRow]:
+        """Returns the row at each factor, under a name of its own."""
+        return {
+            factor: dataclasses.replace(
+                self.row, name=f"{self.row.name} x{factor:g}", rates={self.field: factor}
+            )
+            for factor in FACTORS
+        }
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found.
+
+    Args:
+        search: What was searched.
+        tried: The trials of each factor, one for each seed.
+    """
+
+    search: Search
+    tried: dict[float, tuple[CellResult, ...]]
+
+    def mean(self, factor: float, shift: int = 0) -> float:
+        """Returns the mean score of a factor on the held-out images."""
+        return statistics.mean(result.score(shift) for result in self.tried[factor])
+
+    @property
+    def chosen(self) -> float | None:
+        """The factor with the best mean; `None` if none has been tried with every seed."""
+        complete = [factor for factor, found in self.tried.items() if len(found) == SEEDS]
+        return max(complete, key=self.mean, default=None)
+
+    @property
+    def row(self) -> AblationRow:
+        """The row with the rate that was chosen."""
+        rates = {} if self.chosen is None else {self.search.field: self.chosen}
+        return dataclasses.replace(self.search.row, rates=rates)
+
+
+def plan_searches(rows: Sequence[AblationRow], base: AblationConfig) -> list[Search]:
+    """Returns a search for each row that has something to search a rate for.
+
+    That is the tables, or what else the encoding learns; a learned absolute encoding where there is
+    no such thing. Beside tables it keeps the rate of the recipe.
+
+    Args:
+        rows: What is compared.
+        base: The budget of every cell.
+    """
+    found: list[Search] = []
+    for row in rows:
+        config = base.replace(encoding=row.encoding, absolute=row.absolute, initial=None)
+        with torch.device("meta"):
+            model = _build(config)
+        fields = set(rate_fields(model, config).values())
+        found += [Search(row, field) for field in _RATES if field in fields][:1]
+    if not found:
+        names = ", ".join(row.name for row in rows)
+        raise ValueError(
+            f"--tune: none of the rows {names} has tables or a learned absolute encoding whose "
+            "rate could be searched: leave it out"
+        )
+    return found
+
+
+def _build(config: AblationConfig) -> nn.Module:
+    if isinstance(config, SegmenterConfig):
+        return build_segmenter(config.replace(classes=("0", "1")))
+    return build_model(config, 2)
+
+
+def plan_trials(searches: Sequence[Search], base: AblationConfig, folder: Path) -> list[Cell]:
+    """Returns the cells of all searches, one seed after the other.
+
+    Args:
+        searches: The searches.
+        base: The budget of every cell.
+        folder: The folder of the ablation.
+    """
+    rows = [row for search in searches for row in search.candidates().values()]
+    return plan_cells(rows, base, SEEDS, folder, HELD_OUT)
+
+
+def collect_searches(
+    searches: Sequence[Search], results: Sequence[CellResult]
+) -> list[SearchResult]:
+    """Returns what the searches found.
+
+    Args:
+        searches: The searches.
+        results: What the trials found.
+    """
+    return [
+        SearchResult(
+            search,
+            {
+                factor: tuple(result for result in results if result.row == row.name)
+                for factor, row in search.candidates().items()
+            },
+        )
+        for search in searches
+    ]
+
+
+def choose_rates(rows: Sequence[AblationRow], found: Sequence[SearchResult]) -> list[AblationRow]:
+    """Returns the rows, those that were searched with their best rate."""
+    best = {result.row.name: result.row for result in found}
+    return [best.get(row.name, row) for row in rows]
+
+
+def search_as_json(result: SearchResult) -> dict[str, Any]:
+    """Returns what was tried for a row, for json."""
+    return {
+        "row": result.search.row.name,
+        "rate": result.search.field,
+        "chosen": result.chosen,
+        "tried": [
+            {
+                "factor": factor,
+                "seed": trial.seed,
+                trial.measure.key: [trial.score(shift) for shift in trial.measure.shifts],
+            }
+            for factor, of_seeds in result.tried.items()
+            for trial in of_seeds
+        ],
+    }
+
+
+def tuning_table(found: Sequence[SearchResult]) -> str:
+    """Returns what was tried, as a table in Markdown: scores as they are / moved by 1 / by 2."""
+    head = "| rate of | " + " | ".join(f"x{factor:g}" for factor in FACTORS) + " | chosen |"
+    lines = [head, "| --- |" + " --- |" * (len(FACTORS) + 1)]
+    for result in found:
+        scores = [
+            " / ".join(
+                f"{result.mean(factor, shift):.1f}"
+                for shift in (of_seeds[0].measure.shifts if of_seeds else ())
+            )
+            for factor, of_seeds in result.tried.items()
+        ]
+        chosen = "as in the recipe" if result.chosen is None else f"x{result.chosen:g}"
+        lines.append(
+            f"| {result.search.row.name} ({result.search.meaning}) | "
+            + " | ".join([*scores, chosen])
+            + " |"
+        )
+    return "\n".join(lines)

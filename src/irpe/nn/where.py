@@ -1,0 +1,28 @@
+"""Where tokens are, as modules take it: a grid is the short form of `irpe.Positions`."""
+
+from collections.abc import Sequence
+
+import torch
+
+from irpe.core.grid import Grid
+from irpe.core.positions import Positions
+from irpe.ops.shapes import Mask
+
+Where = Grid | Sequence[int] | Positions
+
+
+def mask_padding(attn_mask: Mask | None, where: Where) -> Mask | None:
+    """Returns a mask of attention that leaves out padding too, if there is some.
+
+    Args:
+        attn_mask: True where a key takes part, or scores to add; `None` for all keys.
+        where: Where the tokens are.
+    """
+    padding = where.padding_mask() if isinstance(where, Positions) else None
+    if padding is None:
+        return attn_mask
+    if attn_mask is None:
+        return padding
+    if attn_mask.dtype == torch.bool:
+        return attn_mask & padding
+    return torch.where(padding, attn_mask, float("-inf"))

@@ -1,0 +1,119 @@
+"""Rates are searched on held-out training images alone, and the best of each row is taken."""
+
+import pytest
+from ablation.small import ENCODED, ROWS, small_cells, write_images
+from train.little import CONFIG
+
+from irpe.ablation.answer import answer
+from irpe.ablation.cells import read_result, run_cell
+from irpe.ablation.costs import RowCost
+from irpe.ablation.report import AblationReport
+from irpe.ablation.results import ClassifierResult
+from irpe.ablation.rows import AblationRow, modern_rows
+from irpe.ablation.statistics import collect_rows
+from irpe.ablation.tuning import (
+    FACTORS,
+    HELD_OUT,
+    SEEDS,
+    Search,
+    choose_rates,
+    collect_searches,
+    plan_searches,
+    plan_trials,
+    tuning_table,
+)
+from irpe.train.classification.sources import hold_out, open_split
+from irpe.train.classification.task import ClassificationTask
+from irpe.train.processes import make_accelerator
+from irpe.train.runs import load_run
+
+BASE = CONFIG.replace(**ENCODED)
+ABSOLUTE, K = Search(ROWS[0], "absolute_lr"), Search(ROWS[1], "table_lr")
+
+
+def trials(search, correct):
+    """Trials that classify so many of 10 images correctly, by factor and seed."""
+    rows = search.candidates()
+    return [
+        ClassifierResult(rows[factor].name, seed, (tuple(n < count for n in range(10)),) * 3, 99.0)
+        for factor, counts in correct.items()
+        for seed, count in enumerate(counts)
+    ]
+
+
+def test_only_rows_that_learn_positions_are_searched():
+    searched = {each.row.name: each.field for each in plan_searches(modern_rows(4), BASE)}
+    assert "none" not in searched
+    assert "rope-axial" not in searched
+    assert searched.pop("absolute") == "absolute_lr"
+    assert set(searched.values()) == {"table_lr"}
+    assert {"rope-mixed", "log-cpb", "rope-axial + K", "absolute + QKV"} < searched.keys()
+    nothing = [AblationRow("set", "none", "none"), AblationRow("turned", "rope-axial", "none")]
+    with pytest.raises(ValueError, match="none of the rows set, turned has tables or a learned"):
+        plan_searches(nothing, BASE)
+
+
+def test_a_trial_is_a_cell_with_a_rate_of_its_own_in_another_folder(tmp_path):
+    found = plan_trials([ABSOLUTE, K], BASE, tmp_path)
+    assert len(found) == 2 * SEEDS * len(FACTORS)
+    assert [cell.config.absolute_lr for cell in found[:3]] == list(FACTORS)
+    assert [cell.config.table_lr for cell in found[3:6]] == list(FACTORS)
+    same = AblationRow("K", "product-contextual-k", "none", {"table_lr": FACTORS[1]})
+    cell = small_cells(tmp_path, BASE.data, 1, [same])[0]
+    assert cell.config == found[4].config
+    assert cell.directory not in {trial.directory for trial in found}
+
+
+def test_a_trial_reads_no_test_image(tmp_path):
+    data = write_images(tmp_path / "data")
+    for path in (tmp_path / "data/val").rglob("*.png"):
+        path.write_text("not an image")
+    cell = plan_trials([K], BASE.replace(data=data), tmp_path)[0]
+    result = run_cell(cell)
+    assert read_result(cell) == result
+    train, held_out = hold_out(open_split(data, "train"), HELD_OUT)
+    assert not {*train.indices} & {*held_out.indices}
+    assert len(held_out) == len(result.correct[0]) == 5
+    task = ClassificationTask(cell.config, train, held_out)
+    score = task.evaluate(load_run(cell.directory), make_accelerator())
+    assert score.correct == result.correct[0]
+
+
+def test_the_best_factor_of_each_row_is_taken():
+    results = trials(ABSOLUTE, {1.0: (5, 6), 5.0: (9, 2), 20.0: (4, 4)})
+    results += trials(K, {1.0: (1, 2), 5.0: (8, 7), 20.0: (9,)})  # one seed failed
+    found = collect_searches([ABSOLUTE, K], results)
+    assert [result.chosen for result in found] == [1.0, 5.0]
+    other = AblationRow("turned", "rope-axial", "none")
+    rows = choose_rates([other, *ROWS], found)
+    assert [row.rates for row in rows] == [{}, {"absolute_lr": 1.0}, {"table_lr": 5.0}]
+    assert [row.name for row in rows] == ["turned", "absolute", "K"]
+    table = tuning_table(found).splitlines()
+    assert table[3] == (
+        "| K (tables) | 15.0 / 15.0 / 15.0 | 75.0 / 75.0 / 75.0 | 90.0 / 90.0 / 90.0 | x5 |"
+    )
+
+
+def test_a_row_whose_trials_failed_has_the_rate_of_the_recipe():
+    found = collect_searches([K], [])
+    assert choose_rates(ROWS, found) == ROWS
+    assert tuning_table(found).endswith("| K (tables) |  |  |  | as in the recipe |")
+
+
+def test_the_report_says_what_was_tried(tmp_path):
+    searches = collect_searches([K], trials(K, {1.0: (1, 2), 5.0: (8, 7), 20.0: (3, 3)}))
+    rows = choose_rates(ROWS, searches)
+    cells = small_cells(tmp_path, BASE.data, 2, rows)
+    correct = ((True, False, True),) * 3
+    results = [ClassifierResult(cell.row.name, cell.config.seed, correct, 99.0) for cell in cells]
+    found = collect_rows(rows, results, {row.name: RowCost(1, 1, 1.0) for row in rows})
+    report = AblationReport("Ablation", "laptop", found, cells, {}, (), searches)
+    content = report.as_json()
+    assert content["settings"]["table_lr"] == "by row"
+    assert [row["rates"] for row in content["rows"]] == [{}, {"table_lr": 5.0}]
+    search = content["search"][0]
+    assert (search["row"], search["rate"], search["chosen"]) == ("K", "table_lr", 5.0)
+    assert search["tried"][2] == {"factor": 5.0, "seed": 0, "top1": [80.0, 80.0, 80.0]}
+    assert any("searched on held-out training images: K 5." in line for line in report.answer())
+    assert tuning_table(searches) in report.as_markdown()
+    assert answer(found[1:], "laptop", "cats")[-1].endswith("--absolute none --table-lr 5")

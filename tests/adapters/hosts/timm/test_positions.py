@@ -1,0 +1,296 @@
+"""timm's models whose tokens are not one whole grid: dropped patches, pooled queries and keys."""
+
+import copy
+import pickle
+import threading
+from functools import partial
+
+import pytest
+import timm
+import torch
+from adapters.hosts.timm.by_hand import calls_of, stock_forward
+from adapters.small_models import gradients, images, make_vit, perturb, state_of
+from timm.models import mvitv2
+from torch import nn
+
+import irpe
+from irpe.adapters.equipped import equipped_attentions
+
+SPEC = "product-contextual-qkv"
+
+
+def with_random_tables(model):
+    perturb(nn.ModuleList(a.rpe for a in equipped_attentions(model).values()), size=0.5)
+    return model
+
+
+def make_dropping(name="vit_tiny_patch16_224", **arguments):
+    """A vision transformer on a 4x5 grid that drops half of its patches in training."""
+    return make_vit(name, img_size=(32, 40), **{"patch_drop_rate": 0.5, **arguments}).train()
+
+
+def make_pvt(**arguments):
+    sizes = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 40, 32), "num_classes": 5}
+    torch.manual_seed(0)
+    return perturb(timm.create_model("pvt_v2_b0", **sizes, **arguments).eval())
+
+
+def make_twins():
+    sizes = {"depths": (2, 2), "embed_dims": (16, 32), "num_heads": (2, 4), "wss": (4, 4)}
+    sizes |= {"mlp_ratios": (2, 2), "sr_ratios": (4, 2), "num_classes": 5, "img_size": (64, 96)}
+    torch.manual_seed(0)
+    return perturb(timm.create_model("twins_svt_small", **sizes).eval())
+
+
+def make_mvit(**arguments):
+    """Keys at stride 4, then 2; queries pooled by 2 before the second and third stage."""
+    strides = ((1, 1), (2, 2), (2, 2))
+    config = mvitv2.MultiScaleVitCfg(
+        depths=(1, 2, 1), embed_dim=16, num_heads=1, stride_q=strides, **arguments
+    )
+    torch.manual_seed(0)
+    return perturb(mvitv2.MultiScaleVit(config, img_size=64, num_classes=5).eval())
+
+
+def mvit_by_hand(attention, args, positions, monkeypatch):
+    """MViTv2's own forward, with q_i r_ij added where it adds a term of its own."""
+    own = mvitv2.cal_rel_pos_type
+
+    def with_encoding(scores, q, *arguments):
+        keys = q.new_zeros(*q.shape[:2], scores.shape[-1], q.shape[-1])
+        b = attention.rpe.scores(q, keys, grid=positions)
+        return own(scores, q, *arguments) + b * attention.scale
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mvitv2, "cal_rel_pos_type", with_encoding)
+        return mvitv2.MultiScaleAttention.forward(attention, *args)[0]
+
+
+DROPPING = {
+    "ViT": {},
+    "registers": {"name": "vit_small_patch14_reg4_dinov2"},
+    "a norm before the blocks": {"name": "vit_base_patch16_clip_224"},
+    "DINOv3": {"name": "vit_small_patch16_dinov3"},
+    "rope-mixed": {"name": "vit_small_patch16_rope_mixed_224"},
+}
+
+
+@pytest.mark.parametrize("arguments", DROPPING.values(), ids=DROPPING)
+def test_kept_patches_attend_with_the_rows_of_their_offsets(arguments):
+    model, x = make_dropping(**arguments), images(32, 40)
+    torch.manual_seed(2)
+    expected = model(x).detach()
+    with_random_tables(irpe.equip(model, SPEC))
+    torch.manual_seed(2)
+    calls = calls_of(model, x)
+    assert len(calls) == 2
+    for attention, (tokens,), kwargs, actual, positions in calls:
+        subset, _ = positions.sides
+        assert subset.grid.shape == (4, 5)
+        assert subset.tokens.shape == (2, 10)
+        assert positions.prefixes[0] == model.num_prefix_tokens
+        for image in range(2):  # one image with its kept tokens alone
+            kept = irpe.Subset((4, 5), subset.tokens[image].tolist())
+            own = {
+                name: value[image : image + 1] if name == "rope" else value
+                for name, value in kwargs.items()
+            }
+            alone = irpe.Positions(kept, None, positions.prefixes)
+            by_hand = stock_forward(attention, (tokens[image : image + 1],), own, alone)
+            torch.testing.assert_close(actual[image : image + 1], by_hand, rtol=1e-4, atol=1e-4)
+    torch.manual_seed(2)
+    assert (model(x) - expected).abs().max() > 1e-2
+    for attention in equipped_attentions(model).values():
+        attention.rpe.reset_parameters()
+    torch.manual_seed(2)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dropped_patches_leave_evaluation_as_it_is():
+    model, plain = make_dropping().eval(), make_vit(img_size=(32, 40))
+    x = images(32, 40)
+    irpe.equip(model, SPEC)
+    irpe.equip(plain, SPEC)
+    with_random_tables(model)
+    with_random_tables(plain)
+    expected = plain(x)
+    torch.testing.assert_close(model(x), expected)
+    model.train()(x)
+    torch.testing.assert_close(model.eval()(x), expected)
+
+
+def test_kept_patches_travel_with_their_tokens():
+    """Two inputs whose patches are chosen before the blocks of either ran, and repeated blocks."""
+    model = with_random_tables(irpe.equip(make_dropping("vit_base_patch16_clip_224"), SPEC))
+
+    def embed(x, seed):
+        torch.manual_seed(seed)
+        return model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(x))))
+
+    def finish(tokens):
+        return model.blocks(tokens)
+
+    first, second = images(32, 40, seed=1), images(32, 40, seed=2)
+    apart = [finish(embed(first, 1)), finish(embed(second, 2))]
+    together = [embed(first, 1), embed(second, 2)]
+    for expected, tokens in zip(apart, together, strict=True):
+        torch.testing.assert_close(finish(tokens), expected)
+        torch.testing.assert_close(finish(tokens), expected)
+
+
+def test_kept_patches_in_threads():
+    model = with_random_tables(irpe.equip(make_dropping(), SPEC))
+    x = images(32, 40)
+    chosen = [model.patch_drop(model._pos_embed(model.patch_embed(x))) for _ in range(4)]
+    expected = [model.blocks(tokens) for tokens in chosen]
+    found = [None] * 4
+
+    def run(index):
+        found[index] = model.blocks(chosen[index])
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_dropped_patches_with_gradient_checkpointing():
+    model, x = with_random_tables(irpe.equip(make_dropping(), SPEC)), images(32, 40)
+    torch.manual_seed(0)
+    expected = gradients(model, x)
+    model.set_grad_checkpointing(True)
+    torch.manual_seed(0)
+    for name, value in gradients(model, x).items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_dropped_patches_in_files_and_copies(tmp_path):
+    model, x = with_random_tables(irpe.equip(make_dropping(), SPEC)), images(32, 40)
+    irpe.save_equipped(model, tmp_path / "model")
+    loaded = irpe.load_equipped(tmp_path / "model").train()
+    for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        outputs = []
+        for each in (model, other):
+            torch.manual_seed(3)
+            outputs.append(each(x))
+        assert torch.equal(*outputs)
+
+
+def test_unequip_gives_the_patch_dropout_back():
+    model = make_dropping("vit_base_patch16_clip_224")
+    before = state_of(model)
+    irpe.equip(model, SPEC, layers=[0])
+    irpe.equip(model, SPEC, layers=[1])
+    model(images(32, 40))
+    irpe.unequip(model)
+    assert state_of(model) == before
+
+
+WRONG = [
+    (make_dropping, {"grid": (4, 5)}, "leave grid out"),
+    (make_dropping, {"num_prefix_tokens": 2}, "num_prefix_tokens 2: patch_drop keeps the first 1"),
+    (make_dropping, {"spec": "cpvt"}, "convolves the whole grid"),
+    (make_pvt, {"grid": (4, 5)}, "whose grid it knows"),
+    (make_pvt, {"absolute": "sinusoid"}, "no absolute encoding to replace"),
+    (make_mvit, {"num_prefix_tokens": 1}, "leave both to the model"),
+    (make_mvit, {"builtin_bias": "convert"}, "not a vector for each"),
+    (make_pvt, {"builtin_bias": "drop"}, "no relative encoding of its own"),
+]
+
+
+@pytest.mark.parametrize(("make", "arguments", "message"), WRONG)
+def test_what_a_model_cannot_have_leaves_it_unchanged(make, arguments, message):
+    model = make()
+    before = state_of(model)
+    with pytest.raises(ValueError, match=message):
+        irpe.equip(model, **{"spec": SPEC, **arguments})
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize("spec", ["quantization-bias-k", "rope-axial"])
+def test_an_encoding_without_rows_for_pooled_keys_says_so(spec):
+    model = irpe.equip(make_pvt(), spec)
+    with pytest.raises((TypeError, ValueError), match=f"encoding '{spec}.*16x24 / 2x3 at stride 8"):
+        model(images(64, 96))
+
+
+POOLED = {"PVT v2": make_pvt, "PVT v2, linear": partial(make_pvt, linear=True), "Twins": make_twins}
+
+
+@pytest.mark.parametrize("make", POOLED.values(), ids=POOLED)
+def test_pooled_keys_attend_as_by_hand(make, tmp_path):
+    model, x = make(), images(64, 96)
+    expected = model(x).detach()
+    irpe.equip(model, f"{SPEC}+unshared")
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    with_random_tables(model)
+    calls = calls_of(model, x)
+    assert any(isinstance(grid, irpe.Positions) and grid.grid is None for *_, grid in calls)
+    for attention, args, kwargs, actual, grid in calls:
+        by_hand = stock_forward(attention, args, kwargs, grid)
+        torch.testing.assert_close(actual, by_hand, rtol=1e-4, atol=1e-4)
+        attention.rpe.reset_parameters()
+        plain = stock_forward(attention, args, kwargs, grid)
+        assert (actual - plain).abs().max() > 1e-2 * plain.abs().max()
+    with_random_tables(model)
+    irpe.save_equipped(model, tmp_path / "model")
+    assert torch.equal(irpe.load_equipped(tmp_path / "model")(x), model(x))
+
+
+def test_pooled_keys_are_where_their_cells_are():
+    model = irpe.equip(make_pvt(), SPEC)
+    model(images(64, 96))
+    summary = irpe.summary(model)
+    queries, keys = summary.attentions[0].grid.places()
+    assert queries.tolist()[:2] == [[0, 0], [0, 1]]
+    assert keys.tolist() == [[3.5 + 8 * row, 3.5 + 8 * column] for row in range(2)
+                             for column in range(3)]  # fmt: skip
+    assert "16x24 / 2x3 at stride 8x8" in str(summary)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"use_cls_token": True}, {"mode": "max"}])
+def test_pooled_queries_attend_as_by_hand(arguments, monkeypatch, tmp_path):
+    model, x = make_mvit(**arguments), images(64, 64)
+    expected = model(x).detach()
+    irpe.equip(model, "product-contextual-k+unshared")
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
+    with_random_tables(model)
+    for attention, args, _, (actual, _), positions in calls_of(model, x):
+        by_hand = mvit_by_hand(attention, args, positions, monkeypatch)
+        torch.testing.assert_close(actual, by_hand, rtol=1e-4, atol=1e-4)
+        plain = mvitv2.MultiScaleAttention.forward(attention, *args)[0]
+        assert (actual - plain).abs().max() > 1e-2 * plain.abs().max()
+    irpe.save_equipped(model, tmp_path / "model")
+    loaded = irpe.load_equipped(tmp_path / "model", model=make_mvit(**arguments))
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_pooled_queries_are_where_their_windows_are():
+    """Windows of 3 with a padding of 1 are centred on every second token: 2 i, as MViTv2 has it."""
+    model = irpe.equip(make_mvit(), SPEC)
+    model(images(64, 64))
+    found = [each.grid for each in irpe.summary(model).attentions]
+    assert [str(positions) for positions in found] == [
+        "16x16 / 4x4 at stride 4x4",
+        "8x8",
+        "8x8 / 4x4 at stride 2x2",
+        "4x4 at stride 2x2 / 8x8",
+    ]
+    queries, keys = found[3].places()
+    assert queries[:3].tolist() == [[0, 0], [0, 2], [0, 4]]
+    assert keys[:3].tolist() == [[0, 0], [0, 1], [0, 2]]
+
+
+def test_a_dropped_encoding_of_mvit_is_one_of_zeros():
+    dropped, plain = irpe.equip(make_mvit(), SPEC, builtin_bias="drop"), make_mvit()
+    x = images(64, 64)
+    before = plain(x)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if "rel_pos" in name:
+                parameter.zero_()
+    torch.testing.assert_close(dropped(x), plain(x), rtol=1e-4, atol=1e-5)
+    assert (dropped(x) - before).abs().max() > 0.01
