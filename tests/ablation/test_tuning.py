@@ -5,9 +5,10 @@ from ablation.small import ENCODED, ROWS, small_cells, write_images
 from train.little import CONFIG
 
 from irpe.ablation.answer import answer
-from irpe.ablation.cells import CellResult, read_result, run_cell
+from irpe.ablation.cells import read_result, run_cell
 from irpe.ablation.costs import RowCost
 from irpe.ablation.report import AblationReport
+from irpe.ablation.results import ClassifierResult
 from irpe.ablation.rows import AblationRow, modern_rows
 from irpe.ablation.statistics import collect_rows
 from irpe.ablation.tuning import (
@@ -34,7 +35,7 @@ def trials(search, correct):
     """Trials that classify so many of 10 images correctly, by factor and seed."""
     rows = search.candidates()
     return [
-        CellResult(rows[factor].name, seed, (tuple(n < count for n in range(10)),) * 3, 99.0)
+        ClassifierResult(rows[factor].name, seed, (tuple(n < count for n in range(10)),) * 3, 99.0)
         for factor, counts in correct.items()
         for seed, count in enumerate(counts)
     ]
@@ -104,7 +105,7 @@ def test_the_report_says_what_was_tried(tmp_path):
     rows = choose_rates(ROWS, searches)
     cells = small_cells(tmp_path, BASE.data, 2, rows)
     correct = ((True, False, True),) * 3
-    results = [CellResult(cell.row.name, cell.config.seed, correct, 99.0) for cell in cells]
+    results = [ClassifierResult(cell.row.name, cell.config.seed, correct, 99.0) for cell in cells]
     found = collect_rows(rows, results, {row.name: RowCost(1, 1, 1.0) for row in rows})
     report = AblationReport("Ablation", "laptop", found, cells, {}, (), searches)
     content = report.as_json()

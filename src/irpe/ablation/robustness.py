@@ -62,7 +62,8 @@ def read_classifier(path: Path) -> ClassifierConfig:
     """Returns the configuration of a classifier's run."""
     config = read_config(path)
     if not isinstance(config, ClassifierConfig):
-        raise ValueError(f"{path} is the run of a detector: pass runs of classifiers")
+        kind = "detector" if config.task == "detection" else "segmenter"
+        raise ValueError(f"{path} is the run of a {kind}: pass runs of classifiers")
     return config
 
 

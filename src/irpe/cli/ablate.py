@@ -13,21 +13,23 @@ from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts
 from irpe.cli.train import find_recipe
 from irpe.extras import require
-from irpe.recipes.classification import RECIPES
+from irpe.recipes import classification, segmentation
 from irpe.train.classification.config import ClassifierConfig
+from irpe.train.segmentation.config import SegmenterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from irpe.ablation.cells import Cell
+    from irpe.ablation.cells import AblationConfig, Cell
     from irpe.ablation.planning import RunPlan
     from irpe.ablation.report import AblationReport
     from irpe.ablation.rows import AblationRow
     from irpe.ablation.running import Outcome
     from irpe.ablation.statistics import RowResult
 
+RECIPES = {**classification.RECIPES, **segmentation.RECIPES}
 LEGEND_ON_SCREEN = (
-    "top-1 (%): mean ± half the range of the seeds (standard error over the images); effect: how "
+    "{} (%): mean ± half the range of the seeds (standard error over the images); effect: how "
     "much of the attention the encoding is; step: time of a training step"
 )
 
@@ -44,11 +46,13 @@ EPILOG = """
 
 `irpe ablate --row K=product-contextual-k --row shaw=shaw` (rows of your own)
 
+`irpe ablate --recipe seg_small --data FOLDER --ignore-label 11` (segmentation, by mIoU)
+
 Stop at any moment: the same command continues, and finished runs are not repeated.
 """
 
 
-@with_fields(ClassifierConfig, without=("encoding", "absolute", "seed"))
+@with_fields(ClassifierConfig, SegmenterConfig, without=("encoding", "absolute", "seed"))
 def ablate(
     recipe: Annotated[
         str | None,
@@ -124,7 +128,7 @@ class _Ablation:
     title: str
     recipe: str
     rows: list["AblationRow"]
-    base: ClassifierConfig
+    base: "AblationConfig"
     seeds: int
     folder: Path
     is_tuned: bool
@@ -134,35 +138,41 @@ class _Ablation:
 def _run(ablation: _Ablation, jobs: int | None) -> "AblationReport":
     """Runs the cells, measures what they cost, and returns the report."""
     from irpe.ablation.cells import plan_cells
-    from irpe.ablation.costs import measure_row_costs
+    from irpe.ablation.costs import measure_row_costs, tasks_of_rows
     from irpe.ablation.folder import claim_folder
     from irpe.ablation.planning import plan_runs
     from irpe.ablation.report import AblationReport
+    from irpe.ablation.results import MEASURES
     from irpe.ablation.statistics import collect_rows
     from irpe.ablation.tuning import choose_rates, collect_searches, plan_searches, plan_trials
-    from irpe.train.classification.sources import open_images
+    from irpe.cli.bars import ProgressBar
     from irpe.train.locks import lock_run
+    from irpe.train.task import open_task
 
     rows, base, folder = ablation.rows, ablation.base, ablation.folder
     console = Console(stderr=True, highlight=False)
-    data = open_images(base.data, base.root, base.holdout)
+    with ProgressBar() as bar:
+        task: Any = open_task(base, bar, None)
     cells = plan_cells(rows, base, ablation.seeds, folder)
     searches = plan_searches(rows, base) if ablation.is_tuned else []
     trials = plan_trials(searches, base, folder)
-    plan = plan_runs(cells, data, jobs, trials)
-    claim_folder(folder, rows, base, data, ablation.is_tuned)
+    plan = plan_runs(cells, task, jobs, trials)
+    claim_folder(folder, rows, base, (task.train, task.val), ablation.is_tuned)
+    score = MEASURES[base.task].name
     for line in (*format_facts({**plan.facts, "output": str(folder)}), *ablation.notes):
         console.print(line, markup=False, soft_wrap=True)
     with lock_run(folder):
-        tried = _run_shown(trials, plan, "search: top-1 on held-out training images (%)", console)
+        tried = _run_shown(
+            trials, plan, f"search: {score} on held-out training images (%)", console
+        )
         searched = collect_searches(searches, tried.results)
         rows = choose_rates(rows, searched)
         cells = plan_cells(rows, base, ablation.seeds, folder)
-        outcome = _run_shown(cells, plan, "top-1 (%)", console)
+        outcome = _run_shown(cells, plan, f"{score} (%)", console)
         if not outcome.results:
             raise RuntimeError(f"all cells failed: {outcome.failures[0]}")
         with console.status("measuring what the rows cost"):
-            costs = measure_row_costs(cells, len(data[0].classes))
+            costs = measure_row_costs(tasks_of_rows(cells, task))
     found = collect_rows(rows, outcome.results, costs)
     failures = [str(failure) for failure in (*tried.failures, *outcome.failures)]
     return AblationReport(
@@ -189,13 +199,14 @@ def _run_shown(cells: "Sequence[Cell]", plan: "RunPlan", title: str, console: Co
 def _show(report: "AblationReport", folder: Path) -> None:
     screen = Console(highlight=False, markup=False)
     screen.print(_final_table(report.rows))
-    for line in (LEGEND_ON_SCREEN, *(f"- {line}" for line in report.answer())):
+    legend = LEGEND_ON_SCREEN.format(report.rows[0].measure.name)
+    for line in (legend, *(f"- {line}" for line in report.answer())):
         screen.print(line)
     screen.print(f"Report: {folder / 'report' / 'report.md'}", soft_wrap=True)
 
 
 def _choose_rows(
-    table: str | None, buckets: bool, own: list[str], base: ClassifierConfig
+    table: str | None, buckets: bool, own: list[str], base: "AblationConfig"
 ) -> tuple[str, str, list["AblationRow"]]:
     """Returns a title, a short name, and the rows."""
     from irpe.ablation.rows import (
@@ -217,14 +228,19 @@ def _choose_rows(
     if table is None:
         return "Ablation", "default", default_rows()
     if table == MODERN:
-        side = max(1, base.image_size // int(base.model_args.get("patch_size", 16)))
+        side = max(1, max(base.input_shape[1:]) // int(base.model_args.get("patch_size", 16)))
         return "Encodings of today's backbones", MODERN, modern_rows(side)
     return f"The rows of the paper's Table {table}", f"table-{table}", table_rows(table)
 
 
-def _with_grid(config: ClassifierConfig, grid: int) -> ClassifierConfig:
+def _with_grid(config: "AblationConfig", grid: int) -> "AblationConfig":
     if not grid:
         return config
+    if isinstance(config, SegmenterConfig):
+        raise ValueError(
+            f"--grid {grid} is for square images of classifiers: give a segmenter a patch_size in "
+            "--model-args"
+        )
     patch, rest = divmod(config.image_size, grid)
     if grid < 1 or rest:
         raise ValueError(
@@ -235,14 +251,15 @@ def _with_grid(config: ClassifierConfig, grid: int) -> ClassifierConfig:
 
 
 def _final_table(rows: "Sequence[RowResult]") -> Table:
-    from irpe.ablation.cells import SHIFTS
     from irpe.ablation.report import effect_text
 
     table = Table(box=None, pad_edge=False)
-    for name in ("", "top-1", "moved 1", "moved 2", "effect", "step"):
+    measure = rows[0].measure
+    moved = [f"moved {shift}" for shift in measure.shifts[1:]]
+    for name in ("", measure.name, *moved, "effect", "step"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     cheapest = min(row.cost.step for row in rows)
     for row in rows:
-        scores = [row.text(shift) for shift in SHIFTS]
+        scores = [row.text(shift) for shift in measure.shifts]
         table.add_row(row.name, *scores, effect_text(row), f"{row.cost.step / cheapest:.2f}x")
     return table

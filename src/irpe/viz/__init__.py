@@ -16,6 +16,11 @@ from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
 from irpe.viz.robustness_curves import plot_robustness
+from irpe.viz.segmentations import (
+    SegmentedImage,
+    plot_segmentation,
+    plot_segmentation_sheet,
+)
 from irpe.viz.table_maps import plot_tables
 from irpe.viz.training_curves import plot_training
 from irpe.viz.weight_maps import plot_weights
@@ -24,6 +29,7 @@ __all__ = [
     "CapturedAttention",
     "DetectedImage",
     "Locality",
+    "SegmentedImage",
     "capture",
     "default_image",
     "explorer_page",
@@ -39,6 +45,8 @@ __all__ = [
     "plot_locality",
     "plot_robustness",
     "plot_scores",
+    "plot_segmentation",
+    "plot_segmentation_sheet",
     "plot_tables",
     "plot_training",
     "plot_weights",
