@@ -54,6 +54,11 @@ class AblationReport:
         facts: What was run, by the name of each fact.
         failures: What to say of cells that failed.
         searches: The search for the rates of tables, by row, where there was one.
+
+    Example:
+        >>> import irpe.ablation
+        >>> report = irpe.ablation.ablate(ablation)  # doctest: +SKIP
+        >>> print(*report.answer())  # doctest: +SKIP
     """
 
     title: str

@@ -161,7 +161,8 @@ def _load(path: Path) -> tuple[Any, Config, Mapping[str, Any] | None]:
 
     if path.name == MODEL and (path.parent / RUN_FILE).is_file():
         path = path.parent  # a run knows how images are prepared
-    model: Any = load_model(path) if path.is_dir() else irpe.load_published(path)
+    is_published = path.is_file() or path.suffix == ".pth"
+    model: Any = irpe.load_published(path) if is_published else load_model(path)
     if (path / RUN_FILE).is_file():
         return model, read_config(path), None
     if is_detector(model):

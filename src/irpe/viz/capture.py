@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from irpe.adapters.equipped import encoding_of, equipped_attentions
+from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.core.grid import Grid
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.ops.attention import rpe_attention_weights
@@ -183,7 +183,7 @@ def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Generator[None]
                 CapturedAttention(name, tables, q, k, grid, mask, scale, rotated, temperature)
             )
 
-        encoding = encoding_of(attention)
+        encoding = active_encoding(attention)
         handles.append(encoding.register_forward_pre_hook(note, with_kwargs=True))
     try:
         yield
