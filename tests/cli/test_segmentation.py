@@ -89,11 +89,29 @@ def test_what_a_segmenter_attends_to(folder, tmp_path, command, capsys):
     assert (tmp_path / "figure.png").stat().st_size > 1000
 
 
+def test_scores_by_size_are_those_of_the_evaluation(folder, tmp_path, capsys):
+    call(folder, "show", "sizes", "run", "--scales", "1,2", "-o", tmp_path / "sizes.png")
+    shown = capsys.readouterr().out
+    assert "mIoU (%) of sliding windows" in shown
+    (entry,) = json.loads((tmp_path / "sizes.json").read_text())["runs"]
+    assert (entry["label"], entry["num_images"]) == ("QKV", 8)
+    for name, options in {"whole": [], "sliding": ["--sliding"]}.items():
+        for scale in ("1.0", "2.0"):
+            call(folder, "eval", "run", "--json", "--scale", scale, *options)
+            expected = json.loads(capsys.readouterr().out)["mIoU"]
+            assert entry[name][scale] == pytest.approx(expected)
+    with Image.open(tmp_path / "sizes.png") as figure:
+        assert figure.width > 500
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["eval", "run", "--root", "x"], "--root is for classifiers: this is a segmenter"),
         (["eval", "run", "--scale", "0"], "--scale 0.0 must be greater than 0"),
+        (["show", "sizes", "run", "--scales", "a"], "--scales 'a': write numbers such as"),
+        (["show", "sizes", "run", "--scales", "0"], "each must be greater than 0, at most 16"),
+        (["show", "robustness", "run"], "is the run of a segmenter: pass runs of classifiers"),
         (["eval", "run", "--split", "other"], "has no split 'other'; it has test, train, val"),
         (
             ["train", "seg_small", "-o", "new"],

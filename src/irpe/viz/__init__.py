@@ -22,6 +22,7 @@ from irpe.viz.segmentations import (
     plot_segmentation,
     plot_segmentation_sheet,
 )
+from irpe.viz.size_curves import plot_sizes
 from irpe.viz.table_maps import plot_tables
 from irpe.viz.training_curves import plot_training
 from irpe.viz.weight_maps import plot_weights
@@ -49,6 +50,7 @@ __all__ = [
     "plot_scores",
     "plot_segmentation",
     "plot_segmentation_sheet",
+    "plot_sizes",
     "plot_tables",
     "plot_training",
     "plot_weights",

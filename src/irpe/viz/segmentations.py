@@ -35,6 +35,11 @@ class SegmentedImage:
         truth: The true classes; 255 where there is none.
         predicted: The predicted classes.
         title: What stands beside the picture.
+
+    Example:
+        >>> import torch, irpe.viz
+        >>> labels = torch.zeros(224, 224, dtype=torch.uint8)
+        >>> item = irpe.viz.SegmentedImage(irpe.viz.default_image(), labels, labels, "scene.png")
     """
 
     image: Any
@@ -57,6 +62,12 @@ def plot_segmentation(item: SegmentedImage, classes: Sequence[str]) -> "Figure":
     Args:
         item: The picture.
         classes: The names of the classes.
+
+    Example:
+        >>> import torch, irpe.viz
+        >>> labels = torch.zeros(224, 224, dtype=torch.uint8)
+        >>> item = irpe.viz.SegmentedImage(irpe.viz.default_image(), labels, labels, "scene.png")
+        >>> figure = irpe.viz.plot_segmentation(item, classes=["sky", "road"])
     """
     return _draw([item], classes)
 
@@ -68,6 +79,12 @@ def plot_segmentation_sheet(items: Sequence[SegmentedImage], classes: Sequence[s
     Args:
         items: The pictures.
         classes: The names of the classes.
+
+    Example:
+        >>> import torch, irpe.viz
+        >>> labels = torch.zeros(224, 224, dtype=torch.uint8)
+        >>> item = irpe.viz.SegmentedImage(irpe.viz.default_image(), labels, labels, "scene.png")
+        >>> figure = irpe.viz.plot_segmentation_sheet([item, item], classes=["sky", "road"])
     """
     if not items:
         raise ValueError("nothing to draw: pass at least one picture")
