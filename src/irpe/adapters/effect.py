@@ -12,8 +12,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import (
+    active_encoding,
     attentions_if_any,
-    encoding_of,
     equipped_blocks,
     generator_of,
 )
@@ -68,7 +68,7 @@ def warn_of_effect(effect: float) -> list[str]:
 def _comparing(model: nn.Module, sums: dict[str, list[float]]) -> Generator[None]:
     """Adds up the squared norms of changes and outputs, as long as the context lasts."""
     modules: dict[str, nn.Module] = {
-        name: encoding_of(attention) for name, attention in attentions_if_any(model).items()
+        name: active_encoding(attention) for name, attention in attentions_if_any(model).items()
     }
     modules |= {name: generator_of(block) for name, block in equipped_blocks(model).items()}
     handles: list[Any] = []

@@ -1,7 +1,7 @@
 """What an equipped model has: how it was equipped, its encodings and their parameters."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -36,12 +36,27 @@ def equipment_of(model: nn.Module) -> tuple[Equipment, ...]:
 
 def is_equipped(module: nn.Module) -> bool:
     """Returns whether a module is an attention with an encoding."""
-    return isinstance(getattr(module, "rpe", None), RelativePositionEncoding)
+    encoding = module._modules.get("rpe")
+    if isinstance(encoding, RelativePositionEncoding):
+        return True
+    return isinstance(getattr(encoding, "original_module", None), RelativePositionEncoding)
 
 
 def encoding_of(attention: nn.Module) -> RelativePositionEncoding:
-    """Returns the encoding of an equipped attention."""
-    encoding = attention.rpe
+    """Returns the encoding of an equipped attention, to be called.
+
+    PEFT's `modules_to_save` puts a wrapper around it that calls the one of the active adapter.
+    """
+    return cast(RelativePositionEncoding, attention.rpe)
+
+
+def active_encoding(attention: nn.Module) -> RelativePositionEncoding:
+    """Returns the encoding of an attention itself: that of PEFT's active adapter, if any."""
+    encoding: Any = attention.rpe
+    if not isinstance(encoding, RelativePositionEncoding):
+        active = [] if encoding.disable_adapters else encoding.active_adapters
+        saved = [encoding.modules_to_save[name] for name in active[:1]]
+        encoding = saved[0] if saved else encoding.original_module
     assert isinstance(encoding, RelativePositionEncoding)
     return encoding
 

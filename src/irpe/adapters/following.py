@@ -60,6 +60,14 @@ class FollowedGrid(GridSource):
         self.model, self.embedding, self.measure = model, embedding, measure
         self.marks_output = marks_output
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FollowedGrid":
+        """Returns a source for a copy of the model; the copy of a part of it keeps this one."""
+        if id(self.model) not in memo:
+            return self
+        grid, model = self._initial, memo[id(self.model)]
+        memo[id(self)] = twin = FollowedGrid(grid, model, self.embedding, self.measure)
+        return twin
+
     def follow(self) -> Callable[[], None]:
         """Announces the grid from the embedding that the model has now; returns what undoes it."""
         hook = AnnounceGrid(self)

@@ -128,8 +128,17 @@ def check_sites(sites: Sequence[Site]) -> None:
 
 
 def _check_weights(site: Site) -> None:
-    """Raises an error if an attention has quantised projections: tables have no dtype to take."""
+    """Raises an error if an attention has quantised projections: tables have no dtype to take.
+
+    Those with adapters of PEFT are refused too: PEFT would not save tables that came after them.
+    """
     for name, module in site.attention.named_modules():
+        if type(module).__module__.startswith("peft."):
+            raise ValueError(
+                f"{site.name}.{name} has an adapter of PEFT, which would not save the tables: "
+                'equip the model first, then add adapters, with modules_to_save=["rpe"] to train '
+                "tables"
+            )
         weight: Any = getattr(module, "weight", None)  # a method in modules of torch.ao.quantized
         is_real = isinstance(weight, Tensor) and weight.is_floating_point()
         if weight is not None and not is_real:

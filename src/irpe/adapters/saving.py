@@ -54,6 +54,11 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     equipment = equipment_of(model)
     if not equipment:
         raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            "the model has adapters of PEFT: save these with model.save_pretrained, or merge them "
+            "first, irpe.save_equipped(model.merge_and_unload(), path)"
+        )
     _check_directory(path)
     tensors = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)

@@ -6,8 +6,8 @@ from torch import Tensor, nn
 
 from irpe.adapters.effect import mean_effect, measure_effect, warn_of_effect
 from irpe.adapters.equipped import (
+    active_encoding,
     attentions_if_any,
-    encoding_of,
     equipped_blocks,
     generator_of,
 )
@@ -127,7 +127,7 @@ def _cells(a: AttentionSummary) -> list[str]:
 
 
 def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
-    encoding, grid = encoding_of(attention), grid_of(attention).grid
+    encoding, grid = active_encoding(attention), grid_of(attention).grid
     rows = encoding.spec.num_buckets(encoding.ndim, encoding.num_prefix_tokens)
     used = None
     if grid is not None:

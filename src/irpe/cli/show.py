@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpe.cli import show_learned, show_robustness
+from irpe.cli import show_learned, show_robustness, show_sizes
 from irpe.cli.profile import parse_sizes
 from irpe.cli.show_common import Output, label_of, parse_grid, parse_patch, write_figure
 from irpe.cli.show_positions import parse_positions
@@ -192,6 +192,11 @@ app.command(
     epilog=show_robustness.EPILOG,
     short_help="Top-1 at other input sizes, and on images that moved.",
 )(show_robustness.robustness)
+app.command(
+    rich_help_panel=_RUNS,
+    epilog=show_sizes.EPILOG,
+    short_help="mIoU of segmenters on larger images, whole and in windows.",
+)(show_sizes.sizes)
 app.command(rich_help_panel=_ENCODINGS, epilog=show_learned.EPILOGS["explorer"])(
     show_learned.explorer
 )

@@ -15,7 +15,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.equipped import encoding_of, equipped_attentions
+from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.adapters.saving import check_tensors
 from irpe.files import check_zip, warn_unchecked
 from irpe.models.detr import rename_detr
@@ -82,7 +82,7 @@ def _convert_tables(
     tensors: dict[str, Tensor], name: str, attention: nn.Module, path: Path
 ) -> None:
     """Replaces their tables of one attention by ours."""
-    encoding = encoding_of(attention)
+    encoding = active_encoding(attention)
     spec = encoding.spec
     if spec.method not in _INSIDE:
         raise ValueError(

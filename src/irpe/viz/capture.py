@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from irpe.adapters.equipped import encoding_of, equipped_attentions
+from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.core.grid import Grid
 from irpe.core.positions import Positions
 from irpe.nn.encoding import RelativePositionEncoding
@@ -202,7 +202,7 @@ def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Generator[None]
                 CapturedAttention(name, tables, q, k, grid, mask, scale, rotated, temperature)
             )
 
-        encoding = encoding_of(attention)
+        encoding = active_encoding(attention)
         handles.append(encoding.register_forward_pre_hook(note, with_kwargs=True))
     try:
         yield

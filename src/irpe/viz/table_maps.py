@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from irpe.adapters.equipped import encoding_of, equipped_attentions
+from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.viz.canvas import COLOURS, DIVERGING, SEQUENTIAL, draw_map, draw_star, new_figure, styled
 from irpe.viz.head_maps import short_name
 from irpe.viz.table_norms import TableNorms, table_norms
@@ -49,7 +49,7 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
     roles: dict[str, Panels] = {}
     for index in indices:
         name, attention = named[index]
-        for table, norms in table_norms(encoding_of(attention)).items():
+        for table, norms in table_norms(active_encoding(attention)).items():
             panels = roles.setdefault(table.partition(",")[0], {})
             panels.setdefault(short_name(name), []).append(norms)
     lines = {role: math.ceil(len(panels) / _ACROSS) for role, panels in roles.items()}
