@@ -111,6 +111,7 @@ HOSTS = ("| timm", "| transformers", "| torchvision", "| torch.nn")
 FAMILIES = (  # as transformers' row names them
     "ViT", "DeiT", "DINOv2", "registers", "DINOv3", "CLIP", "SigLIP", "BEiT", "ViTMSN", "YOLOS",
     "AST", "Swin", "Swin v2", "SAM", "ViTDet", "DETR", "Conditional DETR", "RT-DETR", "D-FINE",
+    "SigLIP 2", "ViTMAE", "VideoMAE", "Vivit", "Segformer",
 )  # fmt: skip
 
 
