@@ -25,7 +25,7 @@ SUPPORTED = {
     "timm": "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...), Eva "
     "(DINOv3, EVA-02, Perception Encoder, rope-vit), BEiT, VisionTransformerRelPos, "
     "VisionTransformerSAM, SwinTransformer, SwinTransformerV2, MaxViT, CoAtNet, VOLO, Twins, "
-    "DaViT, GCViT, TinyViT, FastViT, Visformer, PVT v2, MViTv2 and NaFlexVit",
+    "DaViT, GCViT, TinyViT, FastViT, Visformer, PVT v2, MultiScaleVit and NaFlexVit",
     "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, DINOv3, the "
     "vision towers of CLIP, SigLIP and SigLIP 2, BEiT, ViTMSN, YOLOS, AST, Swin and Swin v2, SAM, "
     "ViTDet, ViTMAE, VideoMAE, Vivit, Segformer, DETR, Conditional DETR, RT-DETR and D-FINE",
