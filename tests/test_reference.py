@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import irpe
+import irpe.ablation
 import irpe.profile
 import irpe.train
 import irpe.viz
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = (irpe, irpe.profile, irpe.train, irpe.viz)
+PACKAGES = (irpe, irpe.ablation, irpe.profile, irpe.train, irpe.viz)
 NAMES = [f"{package.__name__}.{name}" for package in PACKAGES for name in package.__all__]
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 

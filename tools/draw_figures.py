@@ -2,7 +2,7 @@
 
     irpe train laptop --encoding product-contextual-k --absolute none
     irpe train laptop -o runs/absolute
-    irpe ablate
+    irpe ablate --seeds 3
     python tools/draw_figures.py [WORD]
 
 Every `irpe show ... -o docs/...` and every `chromium ...` is run as printed, from the root of the

@@ -3,7 +3,8 @@
 import pytest
 from ablation.small import ROWS, small_cells, write_images
 
-from irpe.ablation.cells import SHIFTS, plan_cells, read_result, run_cell
+from irpe.ablation.cells import plan_cells, read_result, run_cell
+from irpe.ablation.results import TOP1
 from irpe.ablation.shifts import classify_shifted
 from irpe.train.classification.task import open_task
 from irpe.train.processes import make_accelerator
@@ -35,8 +36,10 @@ def test_a_cell_finds_what_an_evaluation_of_its_run_finds(tmp_path):
     model = load_run(cell.directory)
     score = task.evaluate(model, accelerator)
     expected = (score.correct, score.top1, score.top5)
-    assert (result.correct[0], result.top1(), result.top5) == expected
-    assert list(result.correct) == classify_shifted(model, task.val_images, SHIFTS, accelerator)
+    assert (result.correct[0], result.score(), result.top5) == expected
+    assert list(result.correct) == classify_shifted(
+        model, task.val_images, TOP1.shifts, accelerator
+    )
     assert 0 < result.effect < 1
     (cell.directory / "result.json").unlink()
     assert run_cell(cell) == result  # evaluated, not trained again

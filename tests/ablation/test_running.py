@@ -12,11 +12,12 @@ import pytest
 from ablation.small import ROWS, small_cells, write_images
 
 from irpe.ablation.cells import run_cell
-from irpe.ablation.costs import measure_row_costs
+from irpe.ablation.costs import measure_row_costs, tasks_of_rows
 from irpe.ablation.report import AblationReport, markdown_table
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.running import NoBoard, run_cells
 from irpe.ablation.statistics import collect_rows
+from irpe.train.classification.task import open_task
 from irpe.train.signals import StoppedError
 
 
@@ -138,7 +139,8 @@ def is_alive(process):
 
 def test_a_report_is_written(finished, tmp_path):
     cells, results = finished
-    rows = collect_rows(ROWS, results, measure_row_costs(cells, 2, rounds=1))
+    tasks = tasks_of_rows(cells, open_task(cells[0].config))
+    rows = collect_rows(ROWS, results, measure_row_costs(tasks, rounds=1))
     report = AblationReport("Ablation", "laptop", rows, cells, {"images": "24"})
     report.write(tmp_path / "report")
     names = {path.name for path in (tmp_path / "report").iterdir()}

@@ -4,13 +4,15 @@ import math
 import re
 
 import pytest
+import torch
 
 from irpe.ablation.answer import answer, describe
-from irpe.ablation.cells import CellResult
 from irpe.ablation.costs import RowCost
-from irpe.ablation.report import markdown_table, sentences
+from irpe.ablation.report import legend, markdown_table, sentences
+from irpe.ablation.results import ClassifierResult, SegmenterResult
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import collect_rows, compare
+from irpe.train.segmentation.scores import ClassCounts
 
 ENCODINGS = {
     "absolute": ("none", "keep"),
@@ -25,7 +27,9 @@ def row(name, *counts, moved=None, step=1.0, effect=0.3):
     encoding, absolute = ENCODINGS.get(name, ("product-contextual-k", "none"))
     effect = None if encoding == "none" else effect
     results = [
-        CellResult(name, seed, tuple(map(first, (count, *([moved or count] * 2)))), 99.0, effect)
+        ClassifierResult(
+            name, seed, tuple(map(first, (count, *([moved or count] * 2)))), 99.0, effect
+        )
         for seed, count in enumerate(counts)
     ]
     what = AblationRow(name, encoding, absolute)
@@ -153,3 +157,48 @@ def test_rotary_or_relative_is_answered_where_there_are_both():
 )
 def test_encodings_are_described_in_a_line(encoding, absolute, expected):
     assert describe(AblationRow("x", encoding, absolute)) == expected
+
+
+def segmenter_row(name, *wrong, images=12):
+    """A row of a segmenter of two classes that mistakes some of 10 pixels of each class."""
+    encoding, absolute = ENCODINGS.get(name, ("product-contextual-k", "none"))
+    results = []
+    for seed, count in enumerate(wrong):
+        lost = [count + (n + seed) % 2 for n in range(images)]
+        counts = [ClassCounts((10 - k, 10), (10, 10), (10 - k, 10 + k)) for k in lost]
+        results.append(SegmenterResult(name, seed, tuple(counts), None))
+    what = AblationRow(name, encoding, absolute)
+    return collect_rows([what], results, {name: RowCost(1, 1, 1.0)})[0]
+
+
+def test_miou_and_its_values_for_each_image():
+    (result,) = segmenter_row("absolute", 2).results
+    correct, true, predicted = (torch.tensor(result.images).sum(0)[n] for n in range(3))
+    expected = 100 * (correct / (true + predicted - correct)).mean()
+    assert result.score() == pytest.approx(float(expected))
+    assert result.second == pytest.approx(100 * 17.5 / 20)
+    values = result.values()
+    assert float(values.mean()) == pytest.approx(result.score())
+    without = [
+        SegmenterResult("", 0, result.images[:n] + result.images[n + 1 :]) for n in range(12)
+    ]
+    scores = torch.tensor([each.score() for each in without], dtype=torch.float64)
+    jackknife = (11 / 12 * (scores - scores.mean()).square().sum()).sqrt()
+    assert float(values.std() / math.sqrt(12)) == pytest.approx(float(jackknife))
+
+
+def test_a_class_that_no_image_has_does_not_count():
+    counts = ClassCounts((5, 0), (10, 0), (5, 0))
+    assert SegmenterResult("x", 0, (counts, counts)).score() == pytest.approx(50)
+
+
+def test_segmenters_are_compared_by_miou_and_are_not_moved():
+    rows = [segmenter_row("absolute", 4, 4), segmenter_row("K", 1, 1)]
+    assert compare(rows[1], rows[0]) == "better"
+    words = answer(rows, "seg_small", "streets")
+    assert words[0].startswith("By mIoU: use K, +")
+    assert not any("move" in line for line in words)
+    head = markdown_table(rows).splitlines()[0]
+    assert head == "| | mIoU | pixel accuracy | effect | parameters | MACs (M) | step |"
+    assert "moved" not in " ".join(sentences(rows))
+    assert "jackknife" in legend(rows[0].measure)

@@ -1,13 +1,18 @@
 """Rates are searched on held-out training images alone, and the best of each row is taken."""
 
+from dataclasses import replace
+
 import pytest
 from ablation.small import ENCODED, ROWS, small_cells, write_images
+from train import streets
 from train.little import CONFIG
+from train.streets import make_streets
 
 from irpe.ablation.answer import answer
-from irpe.ablation.cells import CellResult, read_result, run_cell
+from irpe.ablation.cells import read_result, run_cell
 from irpe.ablation.costs import RowCost
 from irpe.ablation.report import AblationReport
+from irpe.ablation.results import ClassifierResult
 from irpe.ablation.rows import AblationRow, modern_rows
 from irpe.ablation.statistics import collect_rows
 from irpe.ablation.tuning import (
@@ -34,7 +39,7 @@ def trials(search, correct):
     """Trials that classify so many of 10 images correctly, by factor and seed."""
     rows = search.candidates()
     return [
-        CellResult(rows[factor].name, seed, (tuple(n < count for n in range(10)),) * 3, 99.0)
+        ClassifierResult(rows[factor].name, seed, (tuple(n < count for n in range(10)),) * 3, 99.0)
         for factor, counts in correct.items()
         for seed, count in enumerate(counts)
     ]
@@ -104,7 +109,7 @@ def test_the_report_says_what_was_tried(tmp_path):
     rows = choose_rates(ROWS, searches)
     cells = small_cells(tmp_path, BASE.data, 2, rows)
     correct = ((True, False, True),) * 3
-    results = [CellResult(cell.row.name, cell.config.seed, correct, 99.0) for cell in cells]
+    results = [ClassifierResult(cell.row.name, cell.config.seed, correct, 99.0) for cell in cells]
     found = collect_rows(rows, results, {row.name: RowCost(1, 1, 1.0) for row in rows})
     report = AblationReport("Ablation", "laptop", found, cells, {}, (), searches)
     content = report.as_json()
@@ -116,3 +121,19 @@ def test_the_report_says_what_was_tried(tmp_path):
     assert any("searched on held-out training images: K 5." in line for line in report.answer())
     assert tuning_table(searches) in report.as_markdown()
     assert answer(found[1:], "laptop", "cats")[-1].endswith("--absolute none --table-lr 5")
+
+
+def test_rates_of_segmenters_are_searched_on_held_out_training_images(tmp_path):
+    data = make_streets(tmp_path / "streets", count=6)
+    for path in (data / "labels/val").iterdir():
+        path.write_text("not a label map")
+    base = streets.CONFIG.replace(**ENCODED, data=str(data), epochs=1)
+    searched = {each.row.name: each.field for each in plan_searches(ROWS, base)}
+    assert searched == {"absolute": "absolute_lr", "K": "table_lr"}
+    cell = plan_trials([K], base, tmp_path)[0]
+    result = run_cell(cell)
+    assert read_result(cell) == result
+    assert len(result.images) == 2
+    tried = [replace(result, row=row.name) for row in K.candidates().values()]
+    table = tuning_table(collect_searches([K], tried))
+    assert f"| {result.score():.1f} |" in table

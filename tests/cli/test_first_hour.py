@@ -77,7 +77,7 @@ def test_the_list_of_recipes_begins_with_what_a_laptop_can_run(tmp_path):
     lines = irpe("train", "--list", cwd=tmp_path).stdout.splitlines()
     assert lines[0] == "For a laptop:"
     small = [line.split()[0] for line in lines[1 : lines.index("For GPUs:")] if line[1] != " "]
-    assert small == ["laptop", "laptop_64", "detr_small"]
+    assert small == ["laptop", "laptop_64", "detr_small", "seg_small"]
     assert len(lines) < 40
 
 

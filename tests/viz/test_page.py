@@ -90,9 +90,21 @@ def box(page, selector):
 
 def test_a_run_opens_on_its_grid_and_encoding_with_what_it_learned_in_sight(run_page):
     check_values(run_page, "cross-contextual-qk@1.5+unshared", (3, 5), 1)
-    run_page.choose("head", "0")  # the first picture is drawn by then
+    check_in_sight(run_page)
+
+
+def test_a_square_table_is_in_sight(tmp_path):
+    model = perturb(irpe.equip(make_vit(img_size=(56, 56)), "product-contextual-k"))
+    path = tmp_path / "square.html"
+    path.write_text(explorer_page(capture(model, images(56, 56, batch=1)), default_image()))
+    with Page(path, tmp_path / "profile") as page:
+        check_in_sight(page)
+
+
+def check_in_sight(page):
+    page.choose("head", "0")  # the first picture is drawn by then
     for selector in (CANVAS, "#weights", "#table-image"):
-        left, top, right, bottom = box(run_page, selector)
+        left, top, right, bottom = box(page, selector)
         assert 0 <= left < right <= 1280
         assert 0 <= top < bottom <= 900
 

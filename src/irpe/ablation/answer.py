@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Sequence
 
-from irpe.ablation.cells import SHIFTS
 from irpe.ablation.rotary import kind_of, rotary_or_relative
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import RowResult, compare, difference
@@ -41,7 +40,10 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
         text.append("One seed: how much seeds differ is not known, so nothing is recommended.")
     elif others:
         choice, words = _as_they_are(reference, others)
-        text += [words, _moved(reference, others), *rotary_or_relative(others)]
+        text.append(words)
+        if _moves(reference):
+            text.append(_moved(reference, others))
+        text += rotary_or_relative(others)
     text += [*_rates(rows), *_meanings(rows)]
     if idle and not others:
         more = " or a higher --table-lr" if "--table-lr" in text[0] else ""
@@ -95,18 +97,24 @@ def describe(row: AblationRow) -> str:
     return f"{each} for each relative position ({encoding.method}), multiplied with {joined}{tail}"
 
 
+def _moves(row: RowResult) -> tuple[int, ...]:
+    return row.measure.shifts[1:]
+
+
 def _as_they_are(reference: RowResult, others: Sequence[RowResult]) -> tuple[RowResult, str]:
     better = [row for row in others if compare(row, reference) == "better"]
     if better:
         best = max(better, key=lambda row: row.mean())
         equal = [row for row in better if row is best or compare(row, best) == "tie"]
         choice = min(equal, key=lambda row: row.cost.step)
-        words = f"Images as they are: use {choice.name}, {difference(choice, reference)} points"
+        where = reference.measure.unmoved
+        words = f"{where}: use {choice.name}, {difference(choice, reference)} points"
         return choice, f"{words} over {reference.name}, at {_cost(choice, reference)}."
     best = max(others, key=lambda row: row.mean())
     found = {"tie": "is a tie", "worse": "is worse"}[compare(best, reference)]
+    where = reference.measure.unmoved
     words = (
-        f"Images as they are: keep {reference.name}. The best of the others, {best.name}, {found} "
+        f"{where}: keep {reference.name}. The best of the others, {best.name}, {found} "
         f"({difference(best, reference)}) at {_cost(best, reference)}"
     )
     is_dearer = best.cost.step > 1.05 * reference.cost.step
@@ -129,17 +137,17 @@ def _moved(reference: RowResult, others: Sequence[RowResult]) -> str:
 
 def _keeps_more(row: RowResult, reference: RowResult) -> bool:
     """Returns whether a row is better than another on moved images, and not only there."""
-    verdicts = [compare(row, reference, shift) for shift in SHIFTS[1:]]
+    verdicts = [compare(row, reference, shift) for shift in _moves(row)]
     is_better = "better" in verdicts and "worse" not in verdicts
     return is_better and _overall(row) > _overall(reference)
 
 
 def _overall(row: RowResult) -> float:
-    return statistics.mean(row.mean(shift) for shift in SHIFTS)
+    return statistics.mean(row.mean(shift) for shift in row.measure.shifts)
 
 
 def _gains(row: RowResult, reference: RowResult) -> str:
-    gains = [f"{difference(row, reference, shift)} moved by {shift}" for shift in SHIFTS[1:]]
+    gains = [f"{difference(row, reference, shift)} moved by {shift}" for shift in _moves(row)]
     as_they_are = f"as they are {difference(row, reference)}"
     return f"use {row.name}, {', '.join([*gains, as_they_are])}, at {_cost(row, reference)}"
 

@@ -8,19 +8,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from irpe.ablation.results import TOP1, CellResult, make_result, parse_result
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.shifts import classify_shifted
 from irpe.files import write_text
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.config import ClassifierConfig
-from irpe.train.classification.scores import Score
 from irpe.train.classification.sources import hold_out, open_images
-from irpe.train.classification.task import ClassificationTask, open_task
+from irpe.train.classification.task import ClassificationTask
 from irpe.train.engine import fit
 from irpe.train.overview import effect_on_images
 from irpe.train.processes import make_accelerator
+from irpe.train.segmentation.config import SegmenterConfig
+from irpe.train.segmentation.task import SegmentationTask
+from irpe.train.segmentation.task import open_split as open_pixels_of
+from irpe.train.task import Task, open_task
 
-SHIFTS = (0, 1, 2)  # patches; 0 is the image as it is
+AblationConfig = ClassifierConfig | SegmenterConfig
+AblationTask = ClassificationTask | SegmentationTask
 _RESULT = "result.json"
 
 
@@ -37,7 +42,7 @@ class Cell:
     """
 
     row: AblationRow
-    config: ClassifierConfig
+    config: AblationConfig
     directory: Path
     held_out: float = 0.0
 
@@ -47,32 +52,9 @@ class Cell:
         return f"{self.row.name}, seed {self.config.seed}"
 
 
-@dataclass(frozen=True)
-class CellResult:
-    """What a cell found.
-
-    Args:
-        row: The name of the row.
-        seed: The seed.
-        correct: For each shift of the images: whether each one was classified correctly.
-        top5: Percent of the unshifted images with the right class among the first five.
-        effect: How much of the attention the encoding is; `None` without an encoding.
-    """
-
-    row: str
-    seed: int
-    correct: tuple[tuple[bool, ...], ...]
-    top5: float
-    effect: float | None = None
-
-    def top1(self, shift: int = 0) -> float:
-        """Returns the percent of images classified correctly after a shift by some patches."""
-        return 100 * sum(self.correct[shift]) / len(self.correct[shift])
-
-
 def plan_cells(
     rows: Sequence[AblationRow],
-    base: ClassifierConfig,
+    base: AblationConfig,
     seeds: int,
     directory: Path,
     held_out: float = 0.0,
@@ -108,25 +90,43 @@ def run_cell(cell: Cell, progress: Progress = NO_PROGRESS) -> CellResult:
     accelerator = make_accelerator(cell.config.precision)
     if accelerator.num_processes > 1:
         raise ValueError("an ablation starts processes of its own: start it without torchrun")
-    task = _open_task(cell)
+    task: Any = _open_task(cell)
     fitted = fit(task, cell.directory, accelerator, progress)
-    score = fitted.score or task.evaluate(fitted.model, accelerator)
-    assert isinstance(score, Score)
-    workers = cell.config.workers
-    shifted = classify_shifted(fitted.model, task.val_images, SHIFTS[1:], accelerator, workers)
+    score: Any = fitted.score or task.evaluate(fitted.model, accelerator)
+    shifted: list[tuple[bool, ...]] = []
+    if isinstance(task, ClassificationTask):
+        images, shifts, workers = task.val_images, TOP1.shifts[1:], cell.config.workers
+        shifted = classify_shifted(fitted.model, images, shifts, accelerator, workers)
     effect = effect_on_images(task, fitted.model, accelerator)
-    correct = (score.correct, *shifted)
-    result = CellResult(cell.row.name, cell.config.seed, correct, score.top5, effect)
+    result = make_result(cell.row.name, cell.config.seed, score, shifted, effect)
     write_text(cell.directory / _RESULT, json.dumps(dataclasses.asdict(result)) + "\n")
     return result
 
 
-def _open_task(cell: Cell) -> ClassificationTask:
-    if not cell.held_out:
-        return open_task(cell.config)
+def _open_task(cell: Cell) -> Task:
+    """Returns the task of a cell; one that holds training images out opens no others."""
     config = cell.config
-    train, _ = open_images(config.data, config.root, config.holdout)
-    return ClassificationTask(config, *hold_out(train, cell.held_out))
+    if not cell.held_out:
+        return open_task(config, NO_PROGRESS, None)
+    if isinstance(config, SegmenterConfig):
+        train = open_pixels_of(config, config.train_split)
+        return hold_out_of(SegmentationTask(config, train, train), cell.held_out)
+    images, _ = open_images(config.data, config.root, config.holdout)
+    return hold_out_of(ClassificationTask(config, images, images), cell.held_out)
+
+
+def hold_out_of(task: AblationTask, fraction: float) -> AblationTask:
+    """Returns a task that is evaluated on a fraction of its training images, without the others.
+
+    Args:
+        task: The task.
+        fraction: How many of its training images are held out.
+    """
+    if isinstance(task, SegmentationTask):
+        train, val = task.train.hold_out(fraction)
+        return dataclasses.replace(task, train=train, val=val)
+    images, held_out = hold_out(task.train, fraction)
+    return dataclasses.replace(task, train=images, val=held_out)
 
 
 def read_result(cell: Cell) -> CellResult | None:
@@ -135,10 +135,7 @@ def read_result(cell: Cell) -> CellResult | None:
     if not path.is_file():
         return None
     try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        content["correct"] = tuple(tuple(map(bool, of_shift)) for of_shift in content["correct"])
-        content["row"] = cell.row.name
-        return CellResult(**content)
+        return parse_result(json.loads(path.read_text()), cell.row.name)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged, or of another release: {error!r}; remove {cell.directory}"

@@ -1,19 +1,18 @@
 """What the rows of an ablation cost: parameters, multiply-accumulates, time and memory."""
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from irpe.ablation.cells import Cell
+from irpe.ablation.cells import AblationConfig, AblationTask, Cell
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.measure import interleaved, peak_memory
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.classification.model import build_model
-from irpe.train.classification.transforms import CACHE_BYTES
+from irpe.train.image_files import CACHE_BYTES
 
 _MOST_TIMED = 64  # images in a step that is timed, on the CPU
 _STATES = 4  # of each parameter in training: value, gradient, two moments
@@ -34,18 +33,28 @@ class RowCost:
     step: float
 
 
-def measure_row_costs(
-    cells: Sequence[Cell], num_classes: int, rounds: int = 10
-) -> dict[str, RowCost]:
+def tasks_of_rows(cells: Sequence[Cell], task: AblationTask) -> dict[str, AblationTask]:
+    """Returns the task of each row, with the images of another task.
+
+    Args:
+        cells: The cells.
+        task: A task with the same images.
+    """
+    return {
+        cell.row.name: dataclasses.replace(task, config=cell.config)  # pyright: ignore[reportArgumentType]
+        for cell in first_cells(cells)
+    }
+
+
+def measure_row_costs(tasks: Mapping[str, AblationTask], rounds: int = 10) -> dict[str, RowCost]:
     """Returns what the rows cost; steps have one thread and take turns.
 
     Args:
-        cells: The cells, of which none is running.
-        num_classes: The number of classes of the data.
+        tasks: The task of each row, of which none is running.
         rounds: How many steps of each row are timed.
     """
-    models = {cell.row.name: build_model(cell.config, num_classes) for cell in first_cells(cells)}
-    images = _random_images(cells[0].config, _MOST_TIMED)
+    models = {name: task.build() for name, task in tasks.items()}
+    images = _random_images(next(iter(tasks.values())).config, _MOST_TIMED)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -67,22 +76,21 @@ def first_cells(cells: Sequence[Cell]) -> list[Cell]:
     return list({cell.row.name: cell for cell in reversed(cells)}.values())[::-1]
 
 
-def training_memory(config: ClassifierConfig, num_classes: int, num_images: int) -> int:
+def training_memory(task: AblationTask) -> int:
     """Returns the bytes that training takes beyond the program itself, estimated from two images.
 
     Args:
-        config: The configuration.
-        num_classes: The number of classes of the data.
-        num_images: The number of images that may be cached.
+        task: The task, whose images may be cached.
     """
-    model, images = build_model(config, num_classes).train(), _random_images(config, 2)
+    config = task.config
+    model, images = task.build().train(), _random_images(config, 2)
     if len(images) < 2:
         images = images.repeat(2, 1, 1, 1)
     _step(model, images)  # builds what is built once
     model.zero_grad()
     batch = config.device_batch_size or config.batch_size
     of_images = peak_memory(partial(_step, model, images)) * batch // 2
-    cached = images[0].nbytes * num_images
+    cached = images[0].nbytes * (len(task.train) + len(task.val))
     return (
         of_images
         + _STATES * sum(p.nbytes for p in model.parameters())
@@ -90,9 +98,9 @@ def training_memory(config: ClassifierConfig, num_classes: int, num_images: int)
     )
 
 
-def _random_images(config: ClassifierConfig, most: int) -> Tensor:
+def _random_images(config: AblationConfig, most: int) -> Tensor:
     count = min(config.device_batch_size or config.batch_size, most)
-    return torch.randn(count, config.channels, config.image_size, config.image_size)
+    return torch.randn(count, *config.input_shape)
 
 
 def _step(model: nn.Module, images: Tensor) -> None:

@@ -3,15 +3,25 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from irpe.ablation.rows import AblationRow
 from irpe.files import write_text
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.classification.sources import Source
+from irpe.train.config import RunConfig
 
 FILE = "ablation.json"  # what the folder is for
 _LONGEST = 60  # characters of a folder's name
+
+
+class ClassedImages(Protocol):
+    """Images of some classes."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes."""
+        ...
+
+    def __len__(self) -> int: ...
 
 
 def default_folder(data: str, rows: str) -> Path:
@@ -28,8 +38,8 @@ def default_folder(data: str, rows: str) -> Path:
 def claim_folder(
     directory: Path,
     rows: Sequence[AblationRow],
-    base: ClassifierConfig,
-    data: tuple[Source, Source],
+    base: RunConfig,
+    data: tuple[ClassedImages, ClassedImages],
     is_tuned: bool = False,
 ) -> None:
     """Writes what a folder is for, or raises an error if it is for another ablation.

@@ -4,7 +4,8 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-from irpe.ablation.cells import SHIFTS, Cell
+from irpe.ablation.cells import Cell
+from irpe.ablation.results import MEASURES
 
 _REMEMBERED = 400  # steps of a row
 
@@ -55,7 +56,12 @@ class Pace:
         evaluation = statistics.median(self.evaluations) if self.evaluations else 0.0
         times = [
             (self.steps - self.done[name]) * medians.get(cell.row.name, usual)
-            + (cell.config.epochs * (1 - self.fraction(cell)) + len(SHIFTS) - 1) * evaluation
+            + (cell.config.epochs * (1 - self.fraction(cell)) + _num_shifts(cell)) * evaluation
             for name, cell in self.left.items()
         ]
         return max(sum(times) / self.jobs, max(times, default=0.0))
+
+
+def _num_shifts(cell: Cell) -> int:
+    """Returns how many more times the images of a cell are evaluated, shifted."""
+    return len(MEASURES[cell.config.task].shifts) - 1

@@ -5,13 +5,11 @@ from dataclasses import dataclass
 
 from accelerate import Accelerator
 
-from irpe.ablation.cells import Cell
-from irpe.ablation.costs import first_cells, training_memory
+from irpe.ablation.cells import AblationTask, Cell, hold_out_of
+from irpe.ablation.costs import tasks_of_rows, training_memory
 from irpe.ablation.machine import choose_jobs, gpus, program_memory
 from irpe.ablation.tuning import FACTORS_TEXT, HELD_OUT
 from irpe.progress import NO_PROGRESS
-from irpe.train.classification.sources import Source, hold_out
-from irpe.train.classification.task import ClassificationTask
 from irpe.train.engine import Trainer
 from irpe.train.overview import describe_budget, describe_data
 from irpe.train.processes import make_accelerator
@@ -33,58 +31,53 @@ class RunPlan:
 
 
 def plan_runs(
-    cells: Sequence[Cell],
-    data: tuple[Source, Source],
-    jobs: int | None,
-    trials: Sequence[Cell] = (),
+    cells: Sequence[Cell], task: AblationTask, jobs: int | None, trials: Sequence[Cell] = ()
 ) -> RunPlan:
     """Returns how the cells will run, or raises an error for what could not be trained.
 
     Args:
         cells: The cells.
-        data: The images to train on, and those to evaluate on.
+        task: A task with the images to train on, and those to evaluate on.
         jobs: How many cells shall run at a time; `None`: as many as the machine can.
         trials: The cells of a search for rates, which run first.
     """
     accelerator = make_accelerator(cells[0].config.precision)
     if accelerator.num_processes > 1:
         raise ValueError("an ablation starts processes of its own: start it without torchrun")
-    first = first_cells(cells)
-    tasks = [ClassificationTask(cell.config, *data) for cell in first]
+    tasks, directory = tasks_of_rows(cells, task), cells[0].directory
     counts: list[int] = []
-    for task, cell in zip(tasks, first, strict=True):
-        trainer = Trainer(task, cell.directory, accelerator, NO_PROGRESS)
+    for each in tasks.values():
+        trainer = Trainer(each, directory, accelerator, NO_PROGRESS)
         counts.append(sum(parameter.numel() for parameter in trainer.raw.parameters()))
-    num_images, num_classes = sum(map(len, data)), len(data[0].classes)
-    need = program_memory() + max(
-        training_memory(cell.config, num_classes, num_images) for cell in first
-    )
+    need = program_memory() + max(map(training_memory, tasks.values()))
     devices = tuple(gpus())
     chosen = choose_jobs(jobs, len(cells), need, len(devices))
     where = "GPU" if devices else "CPU"
-    seeds = len(cells) // len(first)
+    seeds = len(cells) // len(tasks)
     budget = describe_budget(cells[0].config, FACTORS_TEXT if trials else None)
     facts = {
-        "model": f"{tasks[0].model_name}, {min(counts):,} to {max(counts):,} parameters",
-        "rows": ", ".join(cell.row.name for cell in first),
-        **describe_data(tasks[0]),
+        "model": f"{task.model_name}, {min(counts):,} to {max(counts):,} parameters",
+        "rows": ", ".join(tasks),
+        **describe_data(task),
         "device": f"{where}, {chosen} cells at a time, one thread each",
         "budget": f"{seeds} seed{'s' * (seeds > 1)}, {budget}",
     }
     if trials:
-        facts["search"] = _plan_search(trials, data[0], accelerator)
+        facts["search"] = _plan_search(trials, task, accelerator)
     return RunPlan(chosen, devices, facts)
 
 
-def _plan_search(trials: Sequence[Cell], images: Source, accelerator: Accelerator) -> str:
+def _plan_search(trials: Sequence[Cell], task: AblationTask, accelerator: Accelerator) -> str:
     """Returns what is searched, in words, or raises an error if there are too few images."""
-    train, held_out = hold_out(images, HELD_OUT)
+    held_out = hold_out_of(task, HELD_OUT)
     try:
-        task = ClassificationTask(trials[0].config, train, held_out)
-        Trainer(task, trials[0].directory, accelerator, NO_PROGRESS)
+        first = tasks_of_rows(trials[:1], held_out).popitem()[1]
+        Trainer(first, trials[0].directory, accelerator, NO_PROGRESS)
     except ValueError as error:
-        raise ValueError(f"--tune holds out {len(held_out)} training images: {error}") from error
+        raise ValueError(
+            f"--tune holds out {len(held_out.val)} training images: {error}"
+        ) from error
     return (
-        f"first {len(trials)} cells, trained on {len(train):,} training images and evaluated on "
-        "the others: the rate of tables, or of a learned absolute encoding"
+        f"first {len(trials)} cells, trained on {len(held_out.train):,} training images and "
+        "evaluated on the others: the rate of tables, or of a learned absolute encoding"
     )

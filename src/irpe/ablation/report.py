@@ -14,25 +14,31 @@ import torch
 
 import irpe
 from irpe.ablation.answer import answer, find_reference
-from irpe.ablation.cells import SHIFTS, Cell
+from irpe.ablation.cells import AblationConfig, Cell
+from irpe.ablation.results import Measure
 from irpe.ablation.statistics import RowResult, compare, difference
 from irpe.ablation.tuning import SEEDS, SearchResult, search_as_json, tuning_table
 from irpe.files import write_text
-from irpe.train.classification.config import ClassifierConfig
 from irpe.train.runs import read_metrics
 from irpe.viz import plot_scores, plot_training, save_figure
 
 _VERDICTS = {"better": "better than", "tie": "tie with", "worse": "worse than"}
-LEGEND = (
+_SEEDS = (
     "Mean over the seeds ± half the distance between the best and the worst seed, in brackets the "
-    "standard error over the test images. Moved: each image shifted right, down, left or up by "
-    "whole patches, black where nothing is known. Effect: how much of the attention's output the "
-    "encoding is. Step: CPU time of a training step, one thread, relative to the fastest row."
+    "standard error over the test images"
 )
-SEARCH = (
-    "The search for learning rates, as multiples of the model's: top-1 on held-out training images "
-    f"as they are / moved by 1 / moved by 2, means of {SEEDS} seeds. The best as they are was "
-    "chosen; no test image was used. Other rows have nothing to search a rate for."
+_MOVED = (
+    "Moved: each image shifted right, down, left or up by whole patches, black where nothing is "
+    "known."
+)
+_COLUMNS = (
+    "Effect: how much of the attention's output the encoding is. Step: CPU time of a training "
+    "step, one thread, relative to the fastest row."
+)
+_SEARCH = (
+    "The search for learning rates, as multiples of the model's: {} on held-out training images{}, "
+    f"means of {SEEDS} seeds. The best{{}} was chosen; no test image was used. Other rows have "
+    "nothing to search a rate for."
 )
 
 
@@ -48,6 +54,11 @@ class AblationReport:
         facts: What was run, by the name of each fact.
         failures: What to say of cells that failed.
         searches: The search for the rates of tables, by row, where there was one.
+
+    Example:
+        >>> import irpe.ablation
+        >>> report = irpe.ablation.ablate(ablation)  # doctest: +SKIP
+        >>> print(*report.answer())  # doctest: +SKIP
     """
 
     title: str
@@ -59,7 +70,7 @@ class AblationReport:
     searches: Sequence[SearchResult] = ()
 
     @property
-    def config(self) -> ClassifierConfig:
+    def config(self) -> AblationConfig:
         """The budget of every cell."""
         return self.cells[0].config
 
@@ -78,16 +89,17 @@ class AblationReport:
     def as_markdown(self) -> str:
         """Returns the report as text."""
         versions = ", ".join(f"{name} {value}" for name, value in _versions().items())
+        measure = self.rows[0].measure
         parts = [
             f"# {self.title}",
             "\n".join(f"- {line}" for line in self.answer()),
             markdown_table(self.rows),
-            LEGEND,
+            legend(measure),
             "\n".join(f"- {sentence}" for sentence in sentences(self.rows)),
-            *([SEARCH, tuning_table(self.searches)] if self.searches else []),
+            *([_search(measure), tuning_table(self.searches)] if self.searches else []),
             "\n".join(f"- {name}: {text}" for name, text in self.facts.items()),
-            f"The same budget for every row; {versions}. Figures beside this file: `top1.png`, "
-            "`curves.png`; all values: `results.json`.",
+            f"The same budget for every row; {versions}. Figures beside this file: "
+            f"`{measure.key}.png`, `curves.png`; all values: `results.json`.",
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -110,25 +122,35 @@ class AblationReport:
         }
 
     def _figures(self) -> dict[str, Any]:
+        measure = self.rows[0].measure
         scores = {
-            row.name: [[result.top1(shift) for result in row.results] for shift in SHIFTS]
+            row.name: [[result.score(shift) for result in row.results] for shift in measure.shifts]
             for row in self.rows
         }
-        errors = {row.name: [row.error(shift) for shift in SHIFTS] for row in self.rows}
+        errors = {row.name: [row.error(shift) for shift in measure.shifts] for row in self.rows}
         names = {row.name for row in self.rows}
         first = {c.row.name: c for c in reversed(self.cells) if (c.directory / _TABLE).is_file()}
         runs = {name: read_metrics(first[name].directory) for name in names if name in first}
-        return {"top1": plot_scores(scores, errors), "curves": plot_training(runs)}
+        drawn = plot_scores(scores, errors, measure.name)
+        return {measure.key: drawn, "curves": plot_training(runs)}
 
 
 _TABLE = "metrics.csv"
+
+
+def _search(measure: Measure) -> str:
+    """Returns what the table of a search shows."""
+    moves = "".join(f" / moved by {shift}" for shift in measure.shifts[1:])
+    is_moved = len(measure.shifts) > 1
+    shown = f" as they are{moves}" if is_moved else ""
+    return _SEARCH.format(measure.name, shown, " as they are" if is_moved else "")
 
 
 def sentences(rows: Sequence[RowResult]) -> list[str]:
     """Returns what the data does and does not support, compared with one row, in plain words."""
     reference = find_reference(rows)
     others = [row for row in rows if row is not reference]
-    count = len(reference.results[0].correct[0])
+    count, shifts = len(reference.results[0].values()), reference.measure.shifts
     seeds = min(len(row.results) for row in rows)
     text = [
         f"{count:,} test images, {seeds} seed{'s' * (seeds > 1)}. Two rows differ only if every "
@@ -137,11 +159,12 @@ def sentences(rows: Sequence[RowResult]) -> list[str]:
     ]
     if seeds < 2:
         text.append("One seed: how much seeds differ is not known, so no difference is claimed.")
-    return text + [_comparison(others, reference, s) for s in SHIFTS if seeds > 1 and others]
+    return text + [_comparison(others, reference, s) for s in shifts if seeds > 1 and others]
 
 
 def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -> str:
-    where = "as they are" if not shift else f"moved by {shift} patch{'es' * (shift > 1)}"
+    moved = f"Images moved by {shift} patch{'es' * (shift > 1)}"
+    where = moved if shift else reference.measure.unmoved
     found: list[str] = []
     for verdict, words in _VERDICTS.items():
         names = [
@@ -151,22 +174,33 @@ def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -
         ]
         if names:
             found.append(f"{words} {reference.name}: {', '.join(names)}")
-    return f"Images {where}: {'; '.join(found)}."
+    return f"{where}: {'; '.join(found)}."
 
 
 def markdown_table(rows: Sequence[RowResult]) -> str:
     """Returns the final table."""
     cheapest = min(row.cost.step for row in rows)
-    head = "| | top-1 | moved by 1 | moved by 2 | top-5 | effect | parameters | MACs (M) | step |"
+    measure = rows[0].measure
+    moved = [f"moved by {shift}" for shift in measure.shifts[1:]]
+    costs = ["effect", "parameters", "MACs (M)", "step"]
+    head = ["", measure.name, *moved, measure.second_name, *costs]
     lines = [
         f"| {row.name} | "
-        + " | ".join(row.text(shift) for shift in SHIFTS)
-        + f" | {statistics.mean(r.top5 for r in row.results):.1f} | {effect_text(row)} | "
+        + " | ".join(row.text(shift) for shift in measure.shifts)
+        + f" | {statistics.mean(r.second for r in row.results):.1f} | {effect_text(row)} | "
         f"{row.cost.parameters:,} | {row.cost.macs / 1e6:.2f} | {1e3 * row.cost.step:.0f} ms "
         f"({row.cost.step / cheapest:.2f}x) |"
         for row in rows
     ]
-    return "\n".join([head, "| --- |" + " ---: |" * 8, *lines])
+    heading = "|" + "|".join(f" {name} " if name else " " for name in head) + "|"
+    return "\n".join([heading, "| --- |" + " ---: |" * (len(head) - 1), *lines])
+
+
+def legend(measure: Measure) -> str:
+    """Returns what the columns of the table are."""
+    if len(measure.shifts) > 1:
+        return f"{_SEEDS}. {_MOVED} {_COLUMNS}"
+    return f"{measure.name} in percent: {_SEEDS} (jackknife). {_COLUMNS}"
 
 
 def effect_text(row: RowResult) -> str:
@@ -175,17 +209,22 @@ def effect_text(row: RowResult) -> str:
 
 
 def _row_as_json(row: RowResult) -> dict[str, Any]:
+    measure = row.measure
     return {
         "row": row.name,
         "encoding": row.row.encoding,
         "absolute": row.row.absolute,
         "rates": dict(row.row.rates),
-        "top1": [row.mean(shift) for shift in SHIFTS],
-        "spread": [row.spread(shift) for shift in SHIFTS],
-        "error": [row.error(shift) for shift in SHIFTS],
+        measure.key: [row.mean(shift) for shift in measure.shifts],
+        "spread": [row.spread(shift) for shift in measure.shifts],
+        "error": [row.error(shift) for shift in measure.shifts],
         "effect": row.effect,
         "seeds": [
-            {"seed": r.seed, "top1": [r.top1(s) for s in SHIFTS], "top5": r.top5}
+            {
+                "seed": r.seed,
+                measure.key: [r.score(shift) for shift in measure.shifts],
+                measure.second_key: r.second,
+            }
             for r in row.results
         ],
         **dataclasses.asdict(row.cost),

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +18,7 @@ from irpe.train.classification.model import build_model
 from irpe.train.classification.scores import check_broken, evaluate
 from irpe.train.classification.sources import Source
 from irpe.train.classification.transforms import eval_images
+from irpe.train.config import RunConfig
 from irpe.train.runs import load_run, read_config
 from irpe.train.weights import start_from
 
@@ -62,11 +63,12 @@ def read_classifier(path: Path) -> ClassifierConfig:
     """Returns the configuration of a classifier's run."""
     config = read_config(path)
     if not isinstance(config, ClassifierConfig):
-        raise ValueError(f"{path} is the run of a detector: pass runs of classifiers")
+        kind = "detector" if config.task == "detection" else "segmenter"
+        raise ValueError(f"{path} is the run of a {kind}: pass runs of classifiers")
     return config
 
 
-def group_runs(configs: Sequence[ClassifierConfig]) -> list[int]:
+def group_runs(configs: Sequence[RunConfig]) -> list[int]:
     """Returns the index of each run's group: runs that differ in the seed alone form a group.
 
     Args:
@@ -77,15 +79,20 @@ def group_runs(configs: Sequence[ClassifierConfig]) -> list[int]:
     return [groups[key] for key in keys]
 
 
-def name_groups(runs: Sequence[Path], labels: Sequence[str]) -> list[str]:
+def name_groups(
+    runs: Sequence[Path],
+    labels: Sequence[str],
+    read: Callable[[Path], RunConfig] = read_classifier,
+) -> list[str]:
     """Returns the label of each run, which is the label of its group.
 
     Args:
         runs: The directories of the runs.
         labels: A name for each group, in the order of their first runs; empty: names made from
             the encodings.
+        read: Returns the configuration of a run.
     """
-    configs = [read_classifier(path) for path in runs]
+    configs = [read(path) for path in runs]
     groups = group_runs(configs)
     first = [groups.index(group) for group in range(max(groups) + 1)]
     if labels and len(labels) != len(first):
@@ -106,7 +113,7 @@ def name_groups(runs: Sequence[Path], labels: Sequence[str]) -> list[str]:
     return [names[group] for group in groups]
 
 
-def label_encodings(config: ClassifierConfig, model: nn.Module) -> str:
+def label_encodings(config: RunConfig, model: nn.Module) -> str:
     """Returns a short name for the encodings of a run, such as "absolute + K".
 
     Args:
@@ -117,7 +124,7 @@ def label_encodings(config: ClassifierConfig, model: nn.Module) -> str:
     parts: list[str] = []
     if config.absolute == "sinusoid":
         parts.append("sinusoid")
-    elif "pos_embed" in keys:
+    elif any(key.split(".")[-1] == "pos_embed" for key in keys):
         parts.append("absolute")
     if any(key.endswith("relative_position_bias_table") for key in keys):
         parts.append("built-in bias")
@@ -239,6 +246,6 @@ def _top1_at(run: EvaluatedRun, model: nn.Module, size: int, accelerator: Accele
     return score.top1
 
 
-def _differences(one: ClassifierConfig, other: ClassifierConfig) -> list[str]:
+def _differences(one: RunConfig, other: RunConfig) -> list[str]:
     names = [field.name for field in dataclasses.fields(one) if field.name != "seed"]
     return [name for name in names if getattr(one, name) != getattr(other, name)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from irpe.ablation.cells import SHIFTS
 from irpe.ablation.statistics import RowResult, compare, difference
 from irpe.core.encodings import Joined, parse_encoding
 from irpe.core.encodings.between_blocks import CPVT, NoEncoding
@@ -28,7 +27,7 @@ def rotary_or_relative(rows: Sequence[RowResult]) -> list[str]:
     verdict = "a tie" if compare(better, other) == "tie" else kind_of(better)
     named = [f"{row.name} (best of {len(kinds[kind_of(row)])} {kind_of(row)})" for row in pair]
     text = (
-        f"Rotary or relative? Images as they are: {verdict}. {' against '.join(named)}: "
+        f"Rotary or relative? {better.measure.unmoved}: {verdict}. {' against '.join(named)}: "
         f"{_differences(better, other)}, at {better.cost.step / other.cost.step:.1f}x the time of "
         "a step"
     )
@@ -60,6 +59,6 @@ def _best(rows: Sequence[RowResult]) -> RowResult:
 def _differences(row: RowResult, other: RowResult) -> str:
     moved = (
         f"moved by {shift} {difference(row, other, shift)} ({compare(row, other, shift)})"
-        for shift in SHIFTS[1:]
+        for shift in row.measure.shifts[1:]
     )
     return ", ".join([f"{difference(row, other)} points", *moved])

@@ -18,6 +18,10 @@ class AblationRow:
         encoding: The relative encoding, or "none".
         absolute: What becomes of the absolute one.
         rates: Learning rates of its own, by the field of the configuration; else as all rows.
+
+    Example:
+        >>> import irpe.ablation
+        >>> row = irpe.ablation.AblationRow("K", "product-contextual-k", absolute="none")
     """
 
     name: str
@@ -27,7 +31,13 @@ class AblationRow:
 
 
 def default_rows() -> list[AblationRow]:
-    """Returns no position at all, absolute, and relative in several ways."""
+    """Returns no position at all, absolute, and relative in several ways.
+
+    Example:
+        >>> import irpe.ablation
+        >>> [row.name for row in irpe.ablation.default_rows()]
+        ['none', 'absolute', 'product bias', 'K', 'QKV', 'absolute + QKV']
+    """
     return [
         AblationRow("none", "none", "none"),
         AblationRow("absolute", "none", "keep"),
@@ -43,6 +53,11 @@ def modern_rows(side: int) -> list[AblationRow]:
 
     Args:
         side: The patches along a side: `decomposed` has a table row for each of their offsets.
+
+    Example:
+        >>> import irpe.ablation
+        >>> [row.encoding for row in irpe.ablation.modern_rows(side=7)][2:5]
+        ['rope-axial', 'rope-mixed', 'decomposed@7']
     """
     return [
         AblationRow("none", "none", "none"),

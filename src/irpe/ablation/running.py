@@ -11,8 +11,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, Protocol
 
-from irpe.ablation.cells import Cell, CellResult, read_result
+from irpe.ablation.cells import Cell, read_result
 from irpe.ablation.pace import Pace
+from irpe.ablation.results import CellResult, ClassifierResult, SegmenterResult
 from irpe.ablation.worker import OUTPUT, Message, run_worker
 from irpe.train.signals import StoppedError, stop_requests
 
@@ -187,7 +188,7 @@ class _Runner:
                 self.board.step(run.cell, fraction, self.pace.remaining())
             case ("evaluated", float(seconds)):
                 self.pace.evaluate(seconds)
-            case ("result", CellResult() as result):
+            case ("result", (ClassifierResult() | SegmenterResult()) as result):
                 run.result = result
             case (_, str(reason)):
                 run.reason = reason

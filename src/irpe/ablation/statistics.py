@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from irpe.ablation.cells import CellResult
 from irpe.ablation.costs import RowCost
+from irpe.ablation.results import CellResult, Measure
 from irpe.ablation.rows import AblationRow
 from irpe.adapters.effect import NEXT_TO_NOTHING
 
@@ -34,17 +34,22 @@ class RowResult:
     row: AblationRow
 
     def mean(self, shift: int = 0) -> float:
-        """Returns the mean top-1 over the seeds."""
-        return statistics.mean(result.top1(shift) for result in self.results)
+        """Returns the mean score over the seeds."""
+        return statistics.mean(result.score(shift) for result in self.results)
 
     def spread(self, shift: int = 0) -> float | None:
         """Returns half the distance between the best and the worst seed; `None` for one seed."""
-        scores = [result.top1(shift) for result in self.results]
+        scores = [result.score(shift) for result in self.results]
         return half_range(scores) if len(scores) > 1 else None
 
     def error(self, shift: int = 0) -> float:
         """Returns the standard error of the mean over the test images, in percent."""
-        return _mean_and_error(100 * _rates(self, shift))[1]
+        return _mean_and_error(_values(self, shift))[1]
+
+    @property
+    def measure(self) -> Measure:
+        """What is compared."""
+        return self.results[0].measure
 
     @property
     def effect(self) -> float | None:
@@ -95,8 +100,8 @@ def compare(row: RowResult, other: RowResult, shift: int = 0) -> Verdict:
     """
     if min(len(row.results), len(other.results)) < 2:
         return "unknown"
-    own = [result.top1(shift) for result in row.results]
-    others = [result.top1(shift) for result in other.results]
+    own = [result.score(shift) for result in row.results]
+    others = [result.score(shift) for result in other.results]
     difference, error = paired_difference(row, other, shift)
     if abs(difference) <= 2 * error:
         return "tie"
@@ -107,7 +112,7 @@ def compare(row: RowResult, other: RowResult, shift: int = 0) -> Verdict:
 
 def paired_difference(row: RowResult, other: RowResult, shift: int = 0) -> tuple[float, float]:
     """Returns the mean difference in percent, image by image, and its standard error."""
-    return _mean_and_error(100 * (_rates(row, shift) - _rates(other, shift)))
+    return _mean_and_error(_values(row, shift) - _values(other, shift))
 
 
 def difference(row: RowResult, reference: RowResult, shift: int = 0) -> str:
@@ -116,10 +121,9 @@ def difference(row: RowResult, reference: RowResult, shift: int = 0) -> str:
     return f"{mean:+.1f} ± {2 * error:.1f}"
 
 
-def _rates(row: RowResult, shift: int) -> Tensor:
-    """Returns for each test image the fraction of seeds that classify it correctly."""
-    correct = [result.correct[shift] for result in row.results]
-    return torch.tensor(correct, dtype=torch.float64).mean(0)
+def _values(row: RowResult, shift: int) -> Tensor:
+    """Returns the value of each test image, the mean over the seeds."""
+    return torch.stack([result.values(shift) for result in row.results]).mean(0)
 
 
 def _mean_and_error(values: Tensor) -> tuple[float, float]:

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from irpe.ablation.cells import SHIFTS, Cell, CellResult, plan_cells
+from irpe.ablation.cells import AblationConfig, Cell, plan_cells
+from irpe.ablation.results import CellResult
 from irpe.ablation.rows import AblationRow
-from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.model import build_model
 from irpe.train.optim import rate_fields
+from irpe.train.segmentation.config import SegmenterConfig
+from irpe.train.segmentation.model import build_segmenter
 
 FACTORS = (1.0, 5.0, 20.0)  # multiples of the model's rate
 SEEDS = 2
@@ -67,8 +70,8 @@ class SearchResult:
     tried: dict[float, tuple[CellResult, ...]]
 
     def mean(self, factor: float, shift: int = 0) -> float:
-        """Returns the mean top-1 of a factor on the held-out images."""
-        return statistics.mean(result.top1(shift) for result in self.tried[factor])
+        """Returns the mean score of a factor on the held-out images."""
+        return statistics.mean(result.score(shift) for result in self.tried[factor])
 
     @property
     def chosen(self) -> float | None:
@@ -83,7 +86,7 @@ class SearchResult:
         return dataclasses.replace(self.search.row, rates=rates)
 
 
-def plan_searches(rows: Sequence[AblationRow], base: ClassifierConfig) -> list[Search]:
+def plan_searches(rows: Sequence[AblationRow], base: AblationConfig) -> list[Search]:
     """Returns a search for each row that has something to search a rate for.
 
     That is the tables, or what else the encoding learns; a learned absolute encoding where there is
@@ -97,7 +100,7 @@ def plan_searches(rows: Sequence[AblationRow], base: ClassifierConfig) -> list[S
     for row in rows:
         config = base.replace(encoding=row.encoding, absolute=row.absolute, initial=None)
         with torch.device("meta"):
-            model = build_model(config, 2)
+            model = _build(config)
         fields = set(rate_fields(model, config).values())
         found += [Search(row, field) for field in _RATES if field in fields][:1]
     if not found:
@@ -109,7 +112,13 @@ def plan_searches(rows: Sequence[AblationRow], base: ClassifierConfig) -> list[S
     return found
 
 
-def plan_trials(searches: Sequence[Search], base: ClassifierConfig, folder: Path) -> list[Cell]:
+def _build(config: AblationConfig) -> nn.Module:
+    if isinstance(config, SegmenterConfig):
+        return build_segmenter(config.replace(classes=("0", "1")))
+    return build_model(config, 2)
+
+
+def plan_trials(searches: Sequence[Search], base: AblationConfig, folder: Path) -> list[Cell]:
     """Returns the cells of all searches, one seed after the other.
 
     Args:
@@ -155,7 +164,11 @@ def search_as_json(result: SearchResult) -> dict[str, Any]:
         "rate": result.search.field,
         "chosen": result.chosen,
         "tried": [
-            {"factor": factor, "seed": trial.seed, "top1": [trial.top1(s) for s in SHIFTS]}
+            {
+                "factor": factor,
+                "seed": trial.seed,
+                trial.measure.key: [trial.score(shift) for shift in trial.measure.shifts],
+            }
             for factor, of_seeds in result.tried.items()
             for trial in of_seeds
         ],
@@ -163,12 +176,15 @@ def search_as_json(result: SearchResult) -> dict[str, Any]:
 
 
 def tuning_table(found: Sequence[SearchResult]) -> str:
-    """Returns what was tried, as a table in Markdown: top-1 as they are / moved by 1 / by 2."""
+    """Returns what was tried, as a table in Markdown: scores as they are / moved by 1 / by 2."""
     head = "| rate of | " + " | ".join(f"x{factor:g}" for factor in FACTORS) + " | chosen |"
     lines = [head, "| --- |" + " --- |" * (len(FACTORS) + 1)]
     for result in found:
         scores = [
-            " / ".join(f"{result.mean(factor, shift):.1f}" for shift in SHIFTS) if of_seeds else ""
+            " / ".join(
+                f"{result.mean(factor, shift):.1f}"
+                for shift in (of_seeds[0].measure.shifts if of_seeds else ())
+            )
             for factor, of_seeds in result.tried.items()
         ]
         chosen = "as in the recipe" if result.chosen is None else f"x{result.chosen:g}"

@@ -1,33 +1,35 @@
 """`irpe ablate`: which encoding helps on these images, and at what cost."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
+from irpe.cli.ablation_table import LiveTable
+from irpe.cli.bars import ProgressBar
 from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts
 from irpe.cli.train import find_recipe
 from irpe.extras import require
-from irpe.recipes.classification import RECIPES
+from irpe.recipes import classification, segmentation
 from irpe.train.classification.config import ClassifierConfig
+from irpe.train.segmentation.config import SegmenterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from irpe.ablation.cells import Cell
-    from irpe.ablation.planning import RunPlan
+    from irpe.ablation.cells import AblationConfig, Cell
     from irpe.ablation.report import AblationReport
     from irpe.ablation.rows import AblationRow
-    from irpe.ablation.running import Outcome
     from irpe.ablation.statistics import RowResult
 
+RECIPES = {**classification.RECIPES, **segmentation.RECIPES}
 LEGEND_ON_SCREEN = (
-    "top-1 (%): mean ± half the range of the seeds (standard error over the images); effect: how "
+    "{} (%): mean ± half the range of the seeds (standard error over the images); effect: how "
     "much of the attention the encoding is; step: time of a training step"
 )
 
@@ -44,12 +46,14 @@ EPILOG = """
 
 `irpe ablate --row K=product-contextual-k --row shaw=shaw` (rows of your own)
 
+`irpe ablate --recipe seg_small --data FOLDER --ignore-label 11` (segmentation, by mIoU)
+
 Stop at any moment: the same command continues, and finished runs are not repeated.
 """
 
 
-@with_fields(ClassifierConfig, without=("encoding", "absolute", "seed"))
-def ablate(
+@with_fields(ClassifierConfig, SegmenterConfig, without=("encoding", "absolute", "seed"))
+def compare(
     recipe: Annotated[
         str | None,
         typer.Option(help="The recipe that every run trains [laptop; with --data laptop_64]."),
@@ -95,20 +99,25 @@ def ablate(
     require("accelerate", "train")
     require("timm", "train")
     require("matplotlib", "viz")
+    from irpe.ablation import Ablation, ablate
     from irpe.ablation.folder import default_folder
+    from irpe.train.signals import StoppedError
 
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
     chosen, notes = change_config(find_recipe(recipe, RECIPES), given)
-    base = _with_grid(chosen, grid).with_absolute_paths()
+    base = _with_grid(chosen, grid)
     if tune and (searched := {"table_lr", "absolute_lr"} & given.keys()):
         name = min(searched).replace("_", "-")
         raise ValueError(f"--tune cannot be combined with --{name}: it searches this rate")
     title, short, rows = _choose_rows(table, buckets, row or [], base)
     folder = output or default_folder(base.data, f"{short}-tuned" if tune else short)
-    ablation = _Ablation(title, recipe, rows, base, seeds, folder, tune, notes)
-    report = _run(ablation, jobs)
-    report.write(folder / "report")
+    ablation = Ablation(rows, base, folder, seeds, tune, title, recipe)
+    try:
+        report = ablate(ablation, jobs, _Screen(notes))
+    except StoppedError as stop:
+        typer.echo(f"{stop}; the same command goes on from there", err=True)
+        sys.exit(128 + stop.number)
     if as_json:
         typer.echo((folder / "report" / "results.json").read_text())
     else:
@@ -117,85 +126,45 @@ def ablate(
         sys.exit(1)
 
 
-@dataclass(frozen=True)
-class _Ablation:
-    """What the command line asks for."""
+class _Screen:
+    """Shows how an ablation goes, on standard error.
 
-    title: str
-    recipe: str
-    rows: list["AblationRow"]
-    base: ClassifierConfig
-    seeds: int
-    folder: Path
-    is_tuned: bool
-    notes: list[str]
+    Args:
+        notes: What to say after the facts.
+    """
 
+    def __init__(self, notes: list[str]) -> None:
+        self.console, self.notes = Console(stderr=True, highlight=False), notes
 
-def _run(ablation: _Ablation, jobs: int | None) -> "AblationReport":
-    """Runs the cells, measures what they cost, and returns the report."""
-    from irpe.ablation.cells import plan_cells
-    from irpe.ablation.costs import measure_row_costs
-    from irpe.ablation.folder import claim_folder
-    from irpe.ablation.planning import plan_runs
-    from irpe.ablation.report import AblationReport
-    from irpe.ablation.statistics import collect_rows
-    from irpe.ablation.tuning import choose_rates, collect_searches, plan_searches, plan_trials
-    from irpe.train.classification.sources import open_images
-    from irpe.train.locks import lock_run
+    def progress(self) -> ProgressBar:
+        """Shows how the data are opened."""
+        return ProgressBar()
 
-    rows, base, folder = ablation.rows, ablation.base, ablation.folder
-    console = Console(stderr=True, highlight=False)
-    data = open_images(base.data, base.root, base.holdout)
-    cells = plan_cells(rows, base, ablation.seeds, folder)
-    searches = plan_searches(rows, base) if ablation.is_tuned else []
-    trials = plan_trials(searches, base, folder)
-    plan = plan_runs(cells, data, jobs, trials)
-    claim_folder(folder, rows, base, data, ablation.is_tuned)
-    for line in (*format_facts({**plan.facts, "output": str(folder)}), *ablation.notes):
-        console.print(line, markup=False, soft_wrap=True)
-    with lock_run(folder):
-        tried = _run_shown(trials, plan, "search: top-1 on held-out training images (%)", console)
-        searched = collect_searches(searches, tried.results)
-        rows = choose_rates(rows, searched)
-        cells = plan_cells(rows, base, ablation.seeds, folder)
-        outcome = _run_shown(cells, plan, "top-1 (%)", console)
-        if not outcome.results:
-            raise RuntimeError(f"all cells failed: {outcome.failures[0]}")
-        with console.status("measuring what the rows cost"):
-            costs = measure_row_costs(cells, len(data[0].classes))
-    found = collect_rows(rows, outcome.results, costs)
-    failures = [str(failure) for failure in (*tried.failures, *outcome.failures)]
-    return AblationReport(
-        ablation.title, ablation.recipe, found, cells, plan.facts, failures, searched
-    )
+    def begin(self, facts: dict[str, str]) -> None:
+        """Prints what will run."""
+        for line in (*format_facts(facts), *self.notes):
+            self.console.print(line, markup=False, soft_wrap=True)
 
+    def board(self, cells: "Sequence[Cell]", title: str) -> LiveTable:
+        """Returns a table that shows the cells."""
+        return LiveTable(cells, self.console, title)
 
-def _run_shown(cells: "Sequence[Cell]", plan: "RunPlan", title: str, console: Console) -> "Outcome":
-    """Runs cells while a table shows how they go; a request to stop ends the program."""
-    from irpe.ablation.running import Outcome, run_cells
-    from irpe.cli.ablation_table import LiveTable
-    from irpe.train.signals import StoppedError
-
-    if not cells:
-        return Outcome()
-    try:
-        with LiveTable(cells, console, title) as live:
-            return run_cells(cells, plan.jobs, plan.devices, live)
-    except StoppedError as stop:
-        typer.echo(f"{stop}; the same command goes on from there", err=True)
-        sys.exit(128 + stop.number)
+    def measuring(self) -> Status:
+        """Says that the costs are measured."""
+        return self.console.status("measuring what the rows cost")
 
 
 def _show(report: "AblationReport", folder: Path) -> None:
     screen = Console(highlight=False, markup=False)
     screen.print(_final_table(report.rows))
-    for line in (LEGEND_ON_SCREEN, *(f"- {line}" for line in report.answer())):
+    legend = LEGEND_ON_SCREEN.format(report.rows[0].measure.name)
+    for line in (legend, *(f"- {line}" for line in report.answer())):
         screen.print(line)
     screen.print(f"Report: {folder / 'report' / 'report.md'}", soft_wrap=True)
 
 
 def _choose_rows(
-    table: str | None, buckets: bool, own: list[str], base: ClassifierConfig
+    table: str | None, buckets: bool, own: list[str], base: "AblationConfig"
 ) -> tuple[str, str, list["AblationRow"]]:
     """Returns a title, a short name, and the rows."""
     from irpe.ablation.rows import (
@@ -217,14 +186,19 @@ def _choose_rows(
     if table is None:
         return "Ablation", "default", default_rows()
     if table == MODERN:
-        side = max(1, base.image_size // int(base.model_args.get("patch_size", 16)))
+        side = max(1, max(base.input_shape[1:]) // int(base.model_args.get("patch_size", 16)))
         return "Encodings of today's backbones", MODERN, modern_rows(side)
     return f"The rows of the paper's Table {table}", f"table-{table}", table_rows(table)
 
 
-def _with_grid(config: ClassifierConfig, grid: int) -> ClassifierConfig:
+def _with_grid(config: "AblationConfig", grid: int) -> "AblationConfig":
     if not grid:
         return config
+    if isinstance(config, SegmenterConfig):
+        raise ValueError(
+            f"--grid {grid} is for square images of classifiers: give a segmenter a patch_size in "
+            "--model-args"
+        )
     patch, rest = divmod(config.image_size, grid)
     if grid < 1 or rest:
         raise ValueError(
@@ -235,14 +209,15 @@ def _with_grid(config: ClassifierConfig, grid: int) -> ClassifierConfig:
 
 
 def _final_table(rows: "Sequence[RowResult]") -> Table:
-    from irpe.ablation.cells import SHIFTS
     from irpe.ablation.report import effect_text
 
     table = Table(box=None, pad_edge=False)
-    for name in ("", "top-1", "moved 1", "moved 2", "effect", "step"):
+    measure = rows[0].measure
+    moved = [f"moved {shift}" for shift in measure.shifts[1:]]
+    for name in ("", measure.name, *moved, "effect", "step"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     cheapest = min(row.cost.step for row in rows)
     for row in rows:
-        scores = [row.text(shift) for shift in SHIFTS]
+        scores = [row.text(shift) for shift in measure.shifts]
         table.add_row(row.name, *scores, effect_text(row), f"{row.cost.step / cheapest:.2f}x")
     return table

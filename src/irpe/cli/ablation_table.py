@@ -10,7 +10,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from irpe.ablation.cells import Cell, CellResult
+    from irpe.ablation.cells import Cell
+    from irpe.ablation.results import CellResult
     from irpe.ablation.running import Failure
 
 _PAUSE = 0.25  # seconds between two drawings
@@ -57,13 +58,15 @@ class LiveTable:
 
     def end(self, cell: "Cell", found: "CellResult | Failure") -> None:
         """A cell has ended."""
-        from irpe.ablation.cells import SHIFTS, CellResult
+        from irpe.ablation.running import Failure
 
         self.ended += 1
-        if isinstance(found, CellResult):
-            self.shown[cell.name] = f"[bold]{found.top1():.1f}[/bold]"
-            moved = ", by ".join(f"{shift} {found.top1(shift):.1f}" for shift in SHIFTS[1:])
-            line = f"{cell.name}: top-1 {found.top1():.1f}, moved by {moved}"
+        if not isinstance(found, Failure):
+            self.shown[cell.name] = f"[bold]{found.score():.1f}[/bold]"
+            shifts = found.measure.shifts[1:]
+            moved = ", by ".join(f"{shift} {found.score(shift):.1f}" for shift in shifts)
+            line = f"{cell.name}: {found.measure.name} {found.score():.1f}"
+            line += f", moved by {moved}" if shifts else ""
         else:
             self.shown[cell.name] = "[red]failed[/red]"
             line = str(found)

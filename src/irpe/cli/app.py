@@ -20,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 
-app.command(epilog=ablate.EPILOG)(ablate.ablate)
+app.command("ablate", epilog=ablate.EPILOG)(ablate.compare)
 app.command(epilog=train.EPILOG)(train.train)
 app.command("eval", epilog=evaluate.EPILOG, no_args_is_help=True)(evaluate.evaluate)
 app.command()(encodings.encodings)

@@ -9,12 +9,15 @@ import typer
 
 from irpe.cli.devices import Device, Threads, use_threads
 from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
+from irpe.cli.evaluate_pixels import evaluate_pixels
 from irpe.cli.load import load_model
 from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import PRECISIONS, RUN_FILE
+from irpe.train.configs import Config
 from irpe.train.detection.config import DetectorConfig
+from irpe.train.segmentation.config import SegmenterConfig
 
 EPILOG = """
 **Examples**
@@ -28,6 +31,8 @@ EPILOG = """
 `torchrun --nproc_per_node 2 -m irpe eval runs/laptop` (each image counts once)
 
 `irpe eval runs/detr_small --split test --draw 12` (average precision, and pictures)
+
+`irpe eval runs/seg_small --split test --scale 1.5 --draw 8` (mIoU of larger images, and pictures)
 """
 
 
@@ -39,18 +44,30 @@ def evaluate(
     root: Annotated[str | None, typer.Option(help="Where a dataset with a name is stored.")] = None,
     split: Annotated[
         str | None,
-        typer.Option(help="Detectors: the split [the one the run evaluates on]."),
+        typer.Option(help="Detectors and segmenters: the split [the one the run evaluates on]."),
     ] = None,
-    draw: Annotated[int, typer.Option(help="Detectors: draw this many images with boxes.")] = 0,
+    draw: Annotated[int, typer.Option(help="Detectors and segmenters: draw this many images.")] = 0,
     threshold: Annotated[
         float, typer.Option(help="Detectors: the least score of a box that is drawn.")
     ] = THRESHOLD,
+    scale: Annotated[
+        float, typer.Option(help="Segmenters: how much larger than in training images are.")
+    ] = 1.0,
+    sliding: Annotated[
+        bool | None,
+        typer.Option(
+            "--sliding/--whole",
+            help="Segmenters: sliding windows, or whole images [as in training].",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Detectors: folder of results [PATH/eval]."),
+        typer.Option(
+            "--output", "-o", help="Detectors and segmenters: folder of results [PATH/eval]."
+        ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Images per forward pass [256; detectors 4].")
+        int | None, typer.Option(help="Images per forward pass [256; detectors 4; segmenters 8].")
     ] = None,
     workers: Annotated[int, typer.Option(help="Processes that load images.")] = 0,
     precision: Annotated[str, typer.Option(help="Mixed precision: no, bf16 or fp16.")] = "no",
@@ -58,7 +75,7 @@ def evaluate(
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Top-1 and top-5 of a classifier, average precision of a detector."""
+    """Top-1 and top-5 of a classifier, average precision of a detector, mIoU of a segmenter."""
     require("accelerate", "train")
     require("timm", "train")
     from irpe.cli.bars import ProgressBar
@@ -77,17 +94,28 @@ def evaluate(
     use_threads(threads)
     accelerator = make_accelerator(precision, device)
     model, config, normalization = _load(path)
-    if isinstance(config, DetectorConfig):
+    if not isinstance(config, SegmenterConfig) and (scale != 1 or sliding is not None):
+        raise ValueError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")
+    if not isinstance(config, ClassifierConfig):
         if root is not None:
-            raise ValueError("--root is for classifiers: this is a detector")
+            raise ValueError(f"--root is for classifiers: this is {_kind(config)}")
         if data is not None or split is not None:
             config = config.replace(data=data or config.data, limit=0)
         config = config.replace(val_split=split or config.val_split)
+    if isinstance(config, SegmenterConfig):
+        if sliding is not None:
+            config = config.replace(sliding=sliding)
+        how = (scale, batch_size, workers, draw, output, as_json)
+        evaluate_pixels(path, model, config, accelerator, *how)
+        return
+    if isinstance(config, DetectorConfig):
         drawing = (draw, threshold, output)
         evaluate_boxes(path, model, config, accelerator, batch_size, workers, *drawing, as_json)
         return
     if split is not None or draw or output is not None:
-        raise ValueError("--split, --draw and --output are for detectors: this is a classifier")
+        raise ValueError(
+            "--split, --draw and --output are for detectors and segmenters: this is a classifier"
+        )
     if root is not None and data is None:
         raise ValueError(f"--root {root}: it belongs to --data NAME, which is missing")
     if data is not None:
@@ -119,9 +147,13 @@ def evaluate(
     )
 
 
-def _load(
-    path: Path,
-) -> tuple[Any, ClassifierConfig | DetectorConfig, Mapping[str, Any] | None]:
+def _kind(config: Config) -> str:
+    return {"detection": "a detector", "segmentation": "a segmenter"}.get(
+        config.task, "a classifier"
+    )
+
+
+def _load(path: Path) -> tuple[Any, Config, Mapping[str, Any] | None]:
     """Returns a model, how images are prepared for it, and their mean and deviation if known."""
     import irpe
     from irpe.cli.classifiers import as_classifier
@@ -129,7 +161,8 @@ def _load(
 
     if path.name == MODEL and (path.parent / RUN_FILE).is_file():
         path = path.parent  # a run knows how images are prepared
-    model: Any = load_model(path) if path.is_dir() else irpe.load_published(path)
+    is_published = path.is_file() or path.suffix == ".pth"
+    model: Any = irpe.load_published(path) if is_published else load_model(path)
     if (path / RUN_FILE).is_file():
         return model, read_config(path), None
     if is_detector(model):

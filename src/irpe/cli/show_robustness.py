@@ -61,7 +61,7 @@ def robustness(
     check_writable(values)
     chosen = None if sizes is None else _parse("--sizes", sizes, "48,56,64")
     distances = _parse("--moves", moves, "0,1,2,3")
-    labels = name_groups(_check_once(runs), label or [])
+    labels = name_groups(check_once(runs), label or [])
     opened, chosen = _open(runs, data, chosen, distances)
     work = measure(opened, chosen, distances, make_accelerator())
     count = len(runs) * (len(chosen) + len(distances))
@@ -77,14 +77,15 @@ def robustness(
     if as_json:
         typer.echo(text, nl=False)
         return
-    _print("top-1 (%) by the side of the input", by_size)
-    _print("top-1 (%) by the patches that images moved", by_move)
+    print_curves("top-1 (%) by the side of the input", by_size)
+    print_curves("top-1 (%) by the patches that images moved", by_move)
     error = 50 / num_images**0.5
     typer.echo(f"{num_images:,} images: the standard error of a score is at most {error:.1f}")
     typer.echo(f"wrote {values}\nwrote {output}")
 
 
-def _check_once(runs: Sequence[Path]) -> Sequence[Path]:
+def check_once(runs: Sequence[Path]) -> Sequence[Path]:
+    """Returns some runs, or raises an error if one is given twice."""
     paths = [run.resolve() for run in runs]
     for run, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
@@ -142,7 +143,7 @@ def _entries(
     ]
 
 
-def _print(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
+def print_curves(title: str, curves: Mapping[str, Mapping[Any, Sequence[float]]]) -> None:
     """Prints the mean of each group, and half the distance between its best and worst seed."""
     screen = Console(highlight=False, markup=False)
     conditions = list(next(iter(curves.values())))
@@ -152,7 +153,7 @@ def _print(title: str, curves: Mapping[str, Mapping[int, Sequence[float]]]) -> N
         table = Table(box=None, pad_edge=False, collapse_padding=True)
         table.add_column("", overflow="fold")
         for condition in shown:
-            table.add_column(str(condition), justify="right", no_wrap=True)
+            table.add_column(f"{condition:g}", justify="right", no_wrap=True)
         for label, scores in curves.items():
             table.add_row(label, *(_cell(scores[condition]) for condition in shown))
         screen.print(table)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+CACHE_BYTES = 2**28  # images that take less than this together are cached in memory
+
 # What Pillow raises for a file that is not an image, or is cut off.
 UNREADABLE = (
     OSError,

@@ -1,8 +1,11 @@
 """Lists of image files: names in a text file, and the files of a folder by name."""
 
+import math
 from collections import Counter
 from pathlib import Path, PureWindowsPath
 from reprlib import repr as shortened
+
+import numpy as np
 
 from irpe.train.image_files import check_regular
 
@@ -39,6 +42,20 @@ def read_names(path: Path, purpose: str) -> list[str]:
     if not names:
         raise ValueError(f"{path} lists no images")
     return names
+
+
+def held_out_indices(count: int, fraction: float) -> tuple[list[int], list[int]]:
+    """Returns the indices to train on and those held out: for a fraction, always the same.
+
+    Args:
+        count: How many images there are.
+        fraction: How many of them are held out.
+    """
+    order = np.random.default_rng(0).permutation(count).tolist()
+    held = math.ceil(count * fraction)
+    if not 0 < held < count:
+        raise ValueError(f"holdout = {fraction} of {count} images leaves an empty split")
+    return sorted(order[held:]), sorted(order[:held])
 
 
 def check_relative(name: str, where: str) -> None:

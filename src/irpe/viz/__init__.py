@@ -15,7 +15,14 @@ from irpe.viz.explorer import explorer_page
 from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
+from irpe.viz.position_maps import plot_positions
 from irpe.viz.robustness_curves import plot_robustness
+from irpe.viz.segmentations import (
+    SegmentedImage,
+    plot_segmentation,
+    plot_segmentation_sheet,
+)
+from irpe.viz.size_curves import plot_sizes
 from irpe.viz.table_maps import plot_tables
 from irpe.viz.training_curves import plot_training
 from irpe.viz.weight_maps import plot_weights
@@ -24,6 +31,7 @@ __all__ = [
     "CapturedAttention",
     "DetectedImage",
     "Locality",
+    "SegmentedImage",
     "capture",
     "default_image",
     "explorer_page",
@@ -37,8 +45,12 @@ __all__ = [
     "plot_detections",
     "plot_index",
     "plot_locality",
+    "plot_positions",
     "plot_robustness",
     "plot_scores",
+    "plot_segmentation",
+    "plot_segmentation_sheet",
+    "plot_sizes",
     "plot_tables",
     "plot_training",
     "plot_weights",

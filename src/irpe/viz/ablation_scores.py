@@ -14,15 +14,18 @@ _MARKS = "osD"
 
 @styled
 def plot_scores(
-    scores: Mapping[str, Sequence[Sequence[float]]], errors: Mapping[str, Sequence[float]]
+    scores: Mapping[str, Sequence[Sequence[float]]],
+    errors: Mapping[str, Sequence[float]],
+    score: str = "top-1",
 ) -> "Figure":
     """Returns a figure with a point for each row, seed and distance that images were moved.
 
     A bar around the mean of the seeds is twice the standard error over the test images, both ways.
 
     Args:
-        scores: Top-1 in percent, by row, then by the patches that images were moved, then by seed.
+        scores: In percent, by row, then by the patches that images were moved, then by seed.
         errors: The standard error of the mean, by row, then by the patches.
+        score: What the scores are called.
 
     Example:
         >>> import irpe.viz
@@ -32,8 +35,9 @@ def plot_scores(
     names = list(scores)
     figure = new_figure(1.5 * COLUMN, 1.8 + 0.6 * len(names))
     axes = figure.subplots()
-    for moved, mark in enumerate(_MARKS):
-        points = [(score, n) for n, name in enumerate(names) for score in scores[name][moved]]
+    distances = len(scores[names[0]])
+    for moved, mark in enumerate(_MARKS[:distances]):
+        points = [(value, n) for n, name in enumerate(names) for value in scores[name][moved]]
         means = [statistics.mean(scores[name][moved]) for name in names]
         axes.errorbar(
             means,
@@ -55,8 +59,9 @@ def plot_scores(
     axes.set_yticks(range(len(names)), names)
     axes.set(
         ylim=(len(names) - 0.5, -0.5),
-        xlabel="top-1, in %, a point for each seed; bars: 2 standard errors",
+        xlabel=f"{score}, in %, a point for each seed; bars: 2 standard errors",
     )
     axes.grid(axis="x")
-    figure.legend(loc="outside upper center", ncols=len(_MARKS))
+    if distances > 1:
+        figure.legend(loc="outside upper center", ncols=distances)
     return figure

@@ -54,6 +54,11 @@ class ClassifierConfig(RunConfig):
     mixup: float = option("Strength of mixup; 0: none.", 0.0)
     cutmix: float = option("Strength of cutmix; 0: none.", 0.0)
 
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """Channels, rows and columns of what the model is trained on."""
+        return self.channels, self.image_size, self.image_size
+
     def with_absolute_paths(self) -> Self:
         """Returns the configuration with paths that mean the same in every working directory."""
         root = None if self.root is None else os.path.abspath(self.root)

@@ -1,19 +1,18 @@
 """Labelled images, wherever they are stored: folders, tar files, idx files, timm's datasets."""
 
-import math
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from PIL import Image
 
 from irpe.extras import require
 from irpe.train.classification.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
+from irpe.train.image_lists import held_out_indices
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 _SPLITS = {
@@ -156,11 +155,7 @@ def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
         source: All the images.
         fraction: How many of them are held out.
     """
-    order = np.random.default_rng(0).permutation(len(source)).tolist()
-    held = math.ceil(len(source) * fraction)
-    if not 0 < held < len(source):
-        raise ValueError(f"holdout = {fraction} of {len(source)} images leaves an empty split")
-    parts = sorted(order[held:]), sorted(order[:held])
+    parts = held_out_indices(len(source), fraction)
     train, val = (Subset(source, indices, source.classes) for indices in parts)
     return train, val
 

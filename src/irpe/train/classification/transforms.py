@@ -10,13 +10,12 @@ from torch.utils.data import Dataset, default_collate
 
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.sources import Source
-from irpe.train.image_files import BrokenImageError, convert_mode
+from irpe.train.image_files import CACHE_BYTES, BrokenImageError, convert_mode
 from irpe.train.normalization import normalization
 from irpe.train.sampling import Sample
 from irpe.train.seeding import seeded
 
 Item = tuple[Tensor, int, int, bool]
-CACHE_BYTES = 2**28
 
 
 class Batch(NamedTuple):
@@ -95,7 +94,7 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
     _check_policy(config.auto_augment)
     try:
         transform: Any = create_transform(
-            _input_size(config),
+            config.input_shape,
             is_training=True,
             scale=(config.min_scale, 1.0),
             ratio=(1.0, 1.0) if config.min_scale == 1 else None,
@@ -127,7 +126,7 @@ def eval_images(
     """
     values = _normalization(config) if normalization is None else normalization
     transform: Any = create_transform(
-        _input_size(config), crop_pct=config.crop, interpolation="bicubic", **values
+        config.input_shape, crop_pct=config.crop, interpolation="bicubic", **values
     )
     return LabelledImages(source, transform, _mode(config), None)
 
@@ -142,10 +141,6 @@ def _check_policy(text: str) -> None:
                 f"auto_augment {text!r}: {section!r} is not a letter or name with a number, such "
                 "as m9, mstd0.5 or inc1"
             )
-
-
-def _input_size(config: ClassifierConfig) -> tuple[int, int, int]:
-    return config.channels, config.image_size, config.image_size
 
 
 def _mode(config: ClassifierConfig) -> str:

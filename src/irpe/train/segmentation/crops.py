@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
+from irpe.train.image_files import CACHE_BYTES
 from irpe.train.normalization import normalization
 from irpe.train.sampling import Sample
 from irpe.train.seeding import seeded
@@ -20,7 +21,6 @@ from irpe.train.segmentation.labels.source import LabelledPixels
 Pixels = UInt8[Tensor, "channel row column"]
 Labels = UInt8[Tensor, "row column"]
 Item = tuple[Float[Tensor, "channel row column"], Labels, int]
-_CACHE_BYTES = 2**28
 _F = v2.functional
 
 
@@ -71,7 +71,7 @@ class PixelImages(Dataset[Any]):
             return self.cached[index]
         image, values = self.source.read(index)
         pair = _F.pil_to_tensor(image), torch.from_numpy(values)
-        if sum(tensor.nbytes for tensor in pair) * len(self.source) < _CACHE_BYTES:
+        if sum(tensor.nbytes for tensor in pair) * len(self.source) < CACHE_BYTES:
             self.cached[index] = pair
         return pair
 

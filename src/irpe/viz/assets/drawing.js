@@ -31,6 +31,12 @@ function sized(canvas, width, height) {
   return pen;
 }
 
+// The width of a picture of a grid: two of them, one above the other, fit on a screen.
+function sideOf(canvas, [rows, columns]) {
+  const height = Math.min(340, 0.28 * window.innerHeight);
+  return Math.min(canvas.parentElement.clientWidth, height * Math.max(1, columns / rows));
+}
+
 function drawStar(pen, x, y, radius) {
   pen.beginPath();
   for (let point = 0; point < 10; point++) {
@@ -123,8 +129,9 @@ function drawCurve(canvas, index, ink, line) {
 }
 
 // Draws numbers from -bound to bound as a matrix, a strip if it has one row.
-function drawMatrix(canvas, values, columns, width, bound) {
+function drawMatrix(canvas, values, columns, bound) {
   const rows = values.length / columns;
+  const width = sideOf(canvas, [rows > 1 ? rows : columns, columns]);
   const height = rows > 1 ? (width * rows) / columns : 36;
   const pen = sized(canvas, width, height);
   for (let place = 0; place < values.length; place++) {
@@ -138,7 +145,7 @@ function drawMatrix(canvas, values, columns, width, bound) {
 
 // Draws the extra weights of the star over the picture that the model was given.
 function drawWeights(canvas, picture, weights, { grid, star }, bound) {
-  const place = layout(Math.min(canvas.parentElement.clientWidth, 340), grid, 0);
+  const place = layout(sideOf(canvas, grid), grid, 0);
   const pen = sized(canvas, place.width, place.height);
   pen.drawImage(picture, 0, 0, place.width, place.height);
   pen.globalAlpha = 0.72;

@@ -78,8 +78,7 @@ function drawLearned() {
     `${perCent(bound)}; row ${at[0]}, column ${at[1]}: ${perCent(shares[at[0] * grid[1] + at[1]])}.`;
   const table = block.tables[Number($("table").value)];
   const values = readHalves(table.data);
-  const width = Math.min($("table-image").parentElement.clientWidth, 280);
-  drawMatrix($("table-image"), values, table.columns, width, largest(values) || 1);
+  drawMatrix($("table-image"), values, table.columns, largest(values) || 1);
   $("table-status").textContent =
     `${values.length} buckets without the prefix, up to ${largest(values).toPrecision(3)}.`;
 }

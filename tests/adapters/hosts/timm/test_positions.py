@@ -10,10 +10,11 @@ import timm
 import torch
 from adapters.hosts.timm.by_hand import calls_of, stock_forward
 from adapters.small_models import gradients, images, make_vit, perturb, state_of
-from timm.models import mvitv2
+from timm.models import mvitv2, naflexvit
 from torch import nn
 
 import irpe
+from irpe import viz
 from irpe.adapters.equipped import equipped_attentions
 
 SPEC = "product-contextual-qkv"
@@ -213,7 +214,7 @@ def test_what_a_model_cannot_have_leaves_it_unchanged(make, arguments, message):
 @pytest.mark.parametrize("spec", ["quantization-bias-k", "rope-axial"])
 def test_an_encoding_without_rows_for_pooled_keys_says_so(spec):
     model = irpe.equip(make_pvt(), spec)
-    with pytest.raises((TypeError, ValueError), match=f"encoding '{spec}.*16x24 / 2x3 at stride 8"):
+    with pytest.raises(ValueError, match=f"encoding '{spec}.*16x24 / 2x3 at stride 8"):
         model(images(64, 96))
 
 
@@ -294,3 +295,95 @@ def test_a_dropped_encoding_of_mvit_is_one_of_zeros():
                 parameter.zero_()
     torch.testing.assert_close(dropped(x), plain(x), rtol=1e-4, atol=1e-5)
     assert (dropped(x) - before).abs().max() > 0.01
+
+
+SHAPES = torch.tensor([[3, 4], [2, 5]])
+NAFLEX = {
+    "learned": {},
+    "rotating": {"rope_type": "axial"},
+    "a norm before the blocks": {"pre_norm": True},
+    "dropped patches": {"patch_drop_rate": 0.5},
+}
+
+
+def make_naflex(**arguments):
+    sizes = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "reg_tokens": 2}
+    config = naflexvit.NaFlexVitCfg(**sizes, global_pool="avg", **arguments)
+    torch.manual_seed(0)
+    return perturb(naflexvit.NaFlexVit(config, num_classes=5).eval())
+
+
+def patches_of_several_shapes():
+    points = irpe.Points.of_grids(SHAPES, 12)
+    patches = torch.randn(2, 12, 192, generator=torch.Generator().manual_seed(0))
+    coordinates, is_token = points.coordinates, points.is_token
+    return {"patches": patches, "patch_coord": coordinates, "patch_valid": is_token}
+
+
+@pytest.mark.parametrize("arguments", NAFLEX.values(), ids=NAFLEX)
+def test_images_of_several_shapes_in_one_batch(arguments):
+    model, x = make_naflex(**arguments).train("patch_drop_rate" in arguments), images(24, 40)
+    inputs = patches_of_several_shapes()
+
+    def outputs():
+        torch.manual_seed(1)
+        return model(inputs).detach(), model(x).detach()
+
+    expected = outputs()
+    irpe.equip(model, SPEC)
+    for actual, plain in zip(outputs(), expected, strict=True):
+        torch.testing.assert_close(actual, plain, rtol=1e-4, atol=1e-5)
+    with_random_tables(model)
+    for actual, plain in zip(outputs(), expected, strict=True):
+        assert (actual - plain).abs().max() > 1e-2
+    if model.training:
+        calls = calls_of(model, inputs)
+        for *_, positions in calls:
+            for kept, all_of_image in zip(positions.queries.coordinates, inputs["patch_coord"],
+                                          strict=True):  # fmt: skip
+                assert len(kept) == 6
+                assert {*map(tuple, kept.tolist())} <= {*map(tuple, all_of_image.tolist())}
+        return
+    for image, (rows, columns) in enumerate(SHAPES.tolist()):  # each as on its own grid
+        count = rows * columns
+        alone = {name: value[image : image + 1, :count] for name, value in inputs.items()}
+        torch.testing.assert_close(
+            model(alone), model(inputs)[image : image + 1], rtol=1e-4, atol=1e-4
+        )
+    first, second = calls_of(model, x)
+    assert first[-1] == second[-1] == (3, 5)
+
+
+def test_what_naflex_cannot_have_leaves_it_unchanged():
+    model = make_naflex()
+    before = state_of(model)
+    for arguments, message in (
+        ({"grid": (3, 4)}, "leave grid out"),
+        ({"num_prefix_tokens": 1}, "NaFlexVit has 2 before its patches"),
+        ({"absolute": "none"}, "use 'keep'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            irpe.equip(model, SPEC, **arguments)
+        assert state_of(model) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("make", "size"), [(make_pvt, (64, 96)), (make_mvit, (64, 64)), (make_dropping, (32, 40))]
+)
+def test_compiled_models(make, size):
+    model, x = with_random_tables(irpe.equip(make(), SPEC)), images(*size)
+    compiled = torch.compile(model, backend="eager")
+    torch.manual_seed(0)
+    expected = model(x)
+    torch.manual_seed(0)
+    torch.testing.assert_close(compiled(x), expected)
+
+
+def test_pictures_of_one_grid_say_that_there_is_none():
+    model, x = irpe.equip(make_pvt(), SPEC), images(64, 96)
+    first, *_, last = viz.capture(model, x)
+    assert last.grid.shape == (2, 3)
+    assert first.attention().shape == (1, 16 * 24, 6)
+    with pytest.raises(ValueError, match=r"tokens on 16x24 / 2x3 at stride 8x8.*plot_positions"):
+        viz.plot_weights([first])

@@ -10,19 +10,18 @@ import transformers
 from adapters.small_models import state_of
 
 import irpe
-from irpe.adapters.hosts.transformers import detr, sam, vit
+from irpe.adapters.hosts.transformers import detr, masked, pooled, sam, vit
 from irpe.adapters.hosts.transformers.refusals import REFUSED
 
 SPEC = "product-contextual-k"
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 PYRAMID = {
     "num_encoder_blocks": 1, "depths": [1], "hidden_sizes": [16], "num_attention_heads": [2],
-    "patch_sizes": [4], "strides": [4], "sr_ratios": [2], "mlp_ratios": [2],
+    "patch_sizes": [4], "strides": [4], "sequence_reduction_ratios": [2], "mlp_ratios": [2],
 }  # fmt: skip
 MODELS = {
-    "Segformer": (transformers.SegformerConfig, PYRAMID, "keys of a coarser grid"),
-    "ViTMAE": (transformers.ViTMAEConfig, SIZES, "a random mask leaves, which are not a grid"),
-    "VideoMAE": (transformers.VideoMAEConfig, SIZES, "a video, of which a mask may leave a part"),
+    "Pvt": (transformers.PvtConfig, PYRAMID, "keys of a coarser grid"),
+    "Timesformer": (transformers.TimesformerConfig, SIZES, "frames and over patches in turn"),
     "ResNet": (transformers.ResNetConfig, {}, "it has no self-attention"),
 }
 
@@ -54,7 +53,10 @@ def test_the_library_has_all_classes_that_are_named():
         module, _, name = path.rpartition(".")
         assert inspect.isclass(getattr(importlib.import_module(module), name))
     blocks = {tower.block for tower in vit._TOWERS.values()} | set(detr._MODELS.values())
-    tables = (vit._TOWERS, detr._MODELS, detr._HYBRID, sam._FORWARDS, sam._ABSOLUTE)
+    tables = (
+        vit._TOWERS, detr._MODELS, detr._HYBRID, sam._FORWARDS, sam._ABSOLUTE, masked._ENCODERS,
+        masked._WITH_DECODER, pooled._ATTENTIONS,
+    )  # fmt: skip
     names = blocks.union(*tables)
     folder = inspect.getfile(transformers.models).removesuffix("__init__.py")
     text = "".join(path.read_text() for path in Path(folder).rglob("*.py"))

@@ -49,12 +49,8 @@ def make_siglip2():
     return build("Siglip2VisionModel", "Siglip2VisionConfig", **PATCHIFIED)
 
 
-def test_siglip2_gets_a_grid_and_images_of_that_grid_alone():
+def test_siglip2_can_be_told_one_grid_for_all_images():
     model, inputs = make_siglip2(), patchified((2, 5))
-    before = state_of(model)
-    with pytest.raises(ValueError, match=r"Siglip2VisionModel gets patches.*pass grid="):
-        irpe.equip(model, SPEC)
-    assert state_of(model) == before
     expected = predict(model, inputs)
     irpe.equip(model, SPEC, grid=(2, 5))
     torch.testing.assert_close(predict(model, inputs), expected, rtol=1e-4, atol=1e-4)

@@ -2,13 +2,13 @@
 
 from torch import nn
 
-from irpe.adapters.hosts.timm import maps, pooled, sam, swin, tokens
+from irpe.adapters.hosts.timm import maps, naflex, pooled, sam, swin, tokens
 from irpe.adapters.hosts.timm.building import build_model as build_model
 from irpe.adapters.hosts.timm.building import describe_model as describe_model
 from irpe.adapters.hosts.timm.refusals import REFUSED as REFUSED
 from irpe.adapters.plan import Plan, Request
 
-_FAMILIES = (tokens, sam, swin, maps, pooled)
+_FAMILIES = (tokens, sam, swin, maps, pooled, naflex)
 
 
 def find_attentions(model: nn.Module, request: Request) -> Plan:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from irpe.adapters.changes import Undo
 from irpe.adapters.following import CarryMark, FollowedGrid
-from irpe.adapters.grids import SOURCE
+from irpe.adapters.grids import SOURCE, read_mark
 from irpe.core.grid import Grid
-from irpe.core.places import Subset
+from irpe.core.places import Points, Subset
 from irpe.core.positions import Positions
 
 # In older releases of timm one class returns indices or not.
@@ -82,8 +82,15 @@ def _drop(
     tokens = x.gather(1, index.expand(-1, -1, x.shape[2]))
     kept = index[:, dropout.num_prefix_tokens :, 0] - dropout.num_prefix_tokens
     source: FollowedGrid = vars(dropout)[SOURCE]
-    grid = source.use_announced()
-    assert not isinstance(grid, Positions)
-    positions = Positions(Subset(Grid(grid), kept), None, dropout.num_prefix_tokens)
+    grid = read_mark(x) or source.use_announced()
+    places = Subset(Grid(grid), kept) if isinstance(grid, tuple) else _kept_points(grid, kept)
+    positions = Positions(places, None, dropout.num_prefix_tokens)
     source.announce_for(tokens, positions)
     return tokens, kept
+
+
+def _kept_points(positions: Positions, kept: Tensor) -> Points:
+    """Returns those points of each image that are kept."""
+    points = positions.queries
+    assert isinstance(points, Points)
+    return Points(points.coordinates.take_along_dim(kept[..., None], 1))

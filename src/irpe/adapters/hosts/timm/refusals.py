@@ -34,7 +34,8 @@ REFUSED = {
     "timm.models.efficientvit_msra.CascadedGroupAttention": "runs its heads one after another, "
     "each on the output of the one before",
     "timm.models.gemma4_vit.Gemma4Attention": "rotates queries and keys in a way of its own",
-    "timm.models.hiera.MaskUnitAttention": "orders tokens by mask units and may pool its queries",
+    "timm.models.hiera.MaskUnitAttention": "orders tokens by mask units, of which a random part "
+    "may be left, and pools its queries within them",
     "timm.models.hieradet_sam2.MultiScaleAttention": "may pool its queries, which then have "
     "another grid than the keys",
     "timm.models.levit.Attention": _WIDE_VALUES,
@@ -47,8 +48,6 @@ REFUSED = {
     "timm.models.mobilevit.MobileVitBlock": _NO_GRID,
     "timm.models.mvitv2.MultiScaleAttentionPoolFirst": "multiplies queries with keys that it has "
     "not transposed, an error of timm's",
-    "timm.models.naflexvit.NaFlexVit": "takes patches of images of several shapes in one batch, "
-    "which is not a grid",
     "timm.models.nest.Attention": "is given blocks of an image without their grid",
     "timm.models.nextvit.EfficientAttention": _SUBSAMPLES_KEYS,
     "timm.models.pit.PoolingVisionTransformer": _NO_GRID,

@@ -77,12 +77,12 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
     source = _grid_source(vit, request)
     count = request.num_prefix_tokens
     shared = next((each for each in _SHARED_BIASES if getattr(vit, each, None) is not None), None)
-    for path, block, attention in _attentions_of(vit, name):
+    for path, block, attention in attentions_of(vit, name):
         drop = _drop_own_bias(attention)
         site = Site(
             name=path,
             attention=attention,
-            equipped_class=_equipped_class(attention),
+            equipped_class=equipped_class(attention),
             num_heads=attention.num_heads,
             head_dim=head_dim_of(attention),
             num_prefix_tokens=getattr(vit, "num_prefix_tokens", 0) if count is None else count,
@@ -112,7 +112,7 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
         found.changes.append(partial(_replace_absolute, vit, request.absolute))
 
 
-def _attentions_of(vit: Any, name: str) -> Iterator[tuple[str, nn.Module, Any]]:
+def attentions_of(vit: Any, name: str) -> Iterator[tuple[str, nn.Module, Any]]:
     """Yields the path, the block and the attention of all that can be equipped."""
     for index, block in enumerate(vit.blocks):
         for path, attention in block.named_modules(prefix=f"{name}.blocks.{index}".lstrip(".")):
@@ -120,7 +120,8 @@ def _attentions_of(vit: Any, name: str) -> Iterator[tuple[str, nn.Module, Any]]:
                 yield path, block, attention
 
 
-def _equipped_class(attention: nn.Module) -> type[nn.Module]:
+def equipped_class(attention: nn.Module) -> type[nn.Module]:
+    """Returns the class that an attention gets."""
     return next(equipped for kind, equipped in _EQUIPPED.items() if isinstance(attention, kind))
 
 

@@ -17,14 +17,14 @@ from irpe.adapters.hosts.transformers.refusals import refuse_cross_attention
 from irpe.adapters.plan import Plan, Request
 
 try:
-    from irpe.adapters.hosts.transformers import detr, sam, swin, vit
+    from irpe.adapters.hosts.transformers import detr, masked, pooled, sam, swin, vit
 except ImportError as error:
     raise ImportError(
         f"transformers {transformers.__version__} has other attentions than irpe knows: "
         "pip install -U 'irpe[transformers]'"
     ) from error
 
-_FAMILIES = (vit, swin, detr, sam)
+_FAMILIES = (vit, swin, detr, sam, masked, pooled)
 
 
 def find_attentions(model: nn.Module, request: Request) -> Plan:

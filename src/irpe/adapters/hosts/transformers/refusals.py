@@ -38,16 +38,10 @@ REFUSED = {
         "qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionAttention": _PACKED,
         "sam2.modeling_sam2.Sam2MultiScaleAttention": "may pool its queries, which then have "
         "another grid than the keys",
-        "segformer.modeling_segformer.SegformerAttention": _COARSE_KEYS,
         "swiftformer.modeling_swiftformer.SwiftFormerEfficientAdditiveAttention": "weighs tokens "
         "one by one, so that there are no scores of pairs",
         "timesformer.modeling_timesformer.TimesformerSelfAttention": "attends over frames and over "
         "patches in turn",
-        "videomae.modeling_videomae.VideoMAESelfAttention": "attends over patches of a video, of "
-        "which a mask may leave a part",
-        "vit_mae.modeling_vit_mae.ViTMAEAttention": "sees the patches that a random mask leaves, "
-        "which are not a grid",
-        "vivit.modeling_vivit.VivitAttention": "attends over a video, whose grid has three axes",
     }.items()
 }
 

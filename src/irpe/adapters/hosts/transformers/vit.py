@@ -4,6 +4,7 @@ A family is an entry of `_TOWERS`. Its attentions keep their own forward (see `a
 DINOv3 excepted, which rotates queries and keys.
 """
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,11 +13,19 @@ from torch import Tensor, nn
 from transformers.models.dinov3_vit.modeling_dinov3_vit import apply_rotary_pos_emb
 
 from irpe.adapters.changes import Change, Undo, drop_module, put_absolute
-from irpe.adapters.following import follow_grid, map_source
-from irpe.adapters.grids import GridSource
+from irpe.adapters.following import (
+    Embedded,
+    FollowedGrid,
+    follow_grid,
+    followed_grid,
+    map_source,
+)
+from irpe.adapters.grids import GridSource, InputGrid
 from irpe.adapters.hosts.transformers.attention import Forward, attend, make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.plan import Plan, Request
+from irpe.core.places import Points
+from irpe.core.positions import Positions
 
 
 class _Rotation:
@@ -59,7 +68,7 @@ class _Tower:
         block: The name of the class of its blocks.
         attention: The path in a block to its attention.
         convolution: The path in the embeddings to the convolution that makes the patches; `None`
-            where patches are made elsewhere, so that the grid has to be passed.
+            where patches are made elsewhere, of images of several shapes.
         position: The name in the embeddings of the absolute encoding, which ends with the patches;
             `None` if there is none.
         suffix: The name in the embeddings of learned tokens after the patches.
@@ -106,6 +115,7 @@ _TOWERS = {
     "ChineseCLIPVisionEmbeddings": _clip("ChineseCLIPVisionLayer"),
     "CLIPSegVisionEmbeddings": _clip("CLIPSegEncoderLayer"),
     "MetaClip2VisionEmbeddings": _clip("MetaClip2EncoderLayer"),
+    "VivitEmbeddings": _Tower("VivitLayer"),
     "GitVisionEmbeddings": _clip("GitVisionEncoderLayer"),
     "Kosmos2VisionEmbeddings": _clip("Kosmos2VisionEncoderLayer"),
     "OwlViTVisionEmbeddings": _clip("OwlViTEncoderLayer"),
@@ -165,14 +175,31 @@ def _other_changes(
 
 def _grid_source(vit: Any, embeddings: Any, tower: _Tower, request: Request) -> GridSource:
     if tower.convolution is None:
-        return GridSource(request.grid)
+        made = FollowedGrid(None, vit, "embeddings", _measure_shapes)
+        return GridSource(request.grid) if request.grid else followed_grid(vit) or made
     path = f"embeddings.{tower.convolution}"
     return map_source(request.grid, _own_grid(vit, embeddings), vit, path)
+
+
+def _measure_shapes(call: Embedded) -> InputGrid:
+    """Returns where the patches of images of several shapes are; the host masks the padding.
+
+    Images of one shape without padding are on a grid, whose maps are made once.
+    """
+    patches, shapes = call.inputs
+    count = patches.shape[1]
+    first = tuple(shapes[0].tolist())
+    if math.prod(first) == count and bool((shapes == shapes[0]).all()):
+        return first
+    return Positions(Points(Points.of_grids(shapes, count).coordinates))
 
 
 def _own_grid(vit: Any, embeddings: Any) -> tuple[int, ...]:
     """Returns the grid that a model is configured for, which its absolute encoding has."""
     config = vit.config
+    if hasattr(config, "tubelet_size"):  # videos
+        sizes = (config.num_frames, *embeddings.image_size)
+        return tuple(size // tube for size, tube in zip(sizes, config.tubelet_size, strict=True))
     if hasattr(embeddings, "get_shape"):  # spectrograms: frequency, time
         return embeddings.get_shape(config)
     if not hasattr(config, "image_size"):
@@ -195,11 +222,6 @@ def _has_module(owner: nn.Module, name: str) -> bool:
 
 def _check(vit: nn.Module, embeddings: Any, tower: _Tower, request: Request) -> None:
     name = type(vit).__name__
-    if tower.convolution is None and request.grid is None:
-        raise ValueError(
-            f"{name} gets patches of images that may differ in shape, so it has no grid of its "
-            "own: pass grid=(rows, columns), for images of one shape"
-        )
     if request.absolute == "keep":
         return
     if tower.suffix is not None:
@@ -241,6 +263,7 @@ class CheckShapes:
     def __call__(self, embeddings: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Compares the shape of each image with the grid."""
         grid = self.source.current()
+        assert not isinstance(grid, Positions)
         patches, shapes = inputs
         others = [tuple(shape) for shape in shapes.tolist() if tuple(shape) != grid]
         if others or patches.shape[1] != grid[0] * grid[1]:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from irpe.progress import NO_PROGRESS, Progress, track
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular, convert_mode
-from irpe.train.image_lists import read_lines
+from irpe.train.image_lists import held_out_indices, read_lines
 from irpe.train.segmentation.labels import ade20k, cityscapes, folders, pascal
 from irpe.train.segmentation.labels.listing import IGNORED, UNKNOWN, LabelListing, Pair
 
@@ -52,7 +52,16 @@ class LabelledPixels:
 
     def first(self, count: int) -> "LabelledPixels":
         """Returns the first images only, all where there are fewer."""
-        return LabelledPixels(replace(self.listing, pairs=self.listing.pairs[:count]))
+        return self._subset(range(min(count, len(self))))
+
+    def hold_out(self, fraction: float) -> "tuple[LabelledPixels, LabelledPixels]":
+        """Returns the images to train on and a fraction that is held out, always the same."""
+        train, held_out = held_out_indices(len(self), fraction)
+        return self._subset(train), self._subset(held_out)
+
+    def _subset(self, indices: Sequence[int]) -> "LabelledPixels":
+        pairs = [self.listing.pairs[index] for index in indices]
+        return LabelledPixels(replace(self.listing, pairs=pairs))
 
 
 def open_pixels(

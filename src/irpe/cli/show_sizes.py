@@ -1,0 +1,120 @@
+"""`irpe show sizes`: trained segmenters on images of other sizes."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from irpe.cli.bars import ProgressBar
+from irpe.cli.show_robustness import check_once, print_curves
+from irpe.extras import require
+from irpe.files import check_writable, write_text
+from irpe.progress import track
+
+EPILOG = "Example: `irpe show sizes ABLATION/cells/* --scales 1,1.5,2 -o sizes.png`"
+_LARGEST = 16.0  # times the size in training
+
+
+def sizes(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of runs of segmenters.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file, .png or .svg.")] = Path(
+        "sizes.png"
+    ),
+    scales: Annotated[
+        str, typer.Option(help="How much larger than in training images are.")
+    ] = "1,1.5,2",
+    label: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a group; repeat it for each, in order [their encodings]."),
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="The split [the one the runs evaluate on].")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """MIoU of trained segmenters on larger images, whole and in sliding windows.
+
+    Runs that differ in the seed alone are a group: one curve, their mean, with a point for each
+    seed. The learned absolute encoding is resampled to each grid and all else stays as it is; a
+    window is as large as a crop in training. Scores are of the label maps as they are stored. They
+    are written next to the picture, as FILE.json.
+    """
+    require("accelerate", "train")
+    require("timm", "train")
+    require("matplotlib", "viz")
+    from irpe.ablation.image_sizes import collect_sizes, measure_sizes, read_segmenter
+    from irpe.ablation.robustness import name_groups
+    from irpe.train.processes import make_accelerator
+    from irpe.viz import plot_sizes, save_figure
+    from irpe.viz.canvas import FORMATS, check_output
+
+    values = check_output(output, FORMATS).with_suffix(".json")
+    check_writable(values)
+    chosen = _parse_scales(scales)
+    labels = name_groups(check_once(runs), label or [], read_segmenter)
+    with ProgressBar() as bar:
+        opened = _open(runs, split, bar)
+        work = measure_sizes(opened, chosen, make_accelerator())
+        points = list(track(bar, work, 2 * len(runs) * len(chosen), "evaluating"))
+    whole, windows = (collect_sizes(points, labels, is_sliding) for is_sliding in (False, True))
+    text = json.dumps({"runs": _entries(opened, labels, points)}, indent=2) + "\n"
+    write_text(values, text)
+    save_figure(plot_sizes(whole, windows), output)
+    if as_json:
+        typer.echo(text, nl=False)
+        return
+    print_curves("mIoU (%) of whole images, by their size relative to training", whole)
+    print_curves("mIoU (%) of sliding windows", windows)
+    typer.echo(f"wrote {values}\nwrote {output}")
+
+
+def _parse_scales(text: str) -> list[float]:
+    try:
+        found = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"--scales {text!r}: write numbers such as 1,1.5,2") from None
+    if not all(0 < scale <= _LARGEST for scale in found):
+        raise ValueError(f"--scales {text!r}: each must be greater than 0, at most {_LARGEST:g}")
+    return found
+
+
+def _open(paths: Sequence[Path], split: str | None, bar: ProgressBar) -> list[Any]:
+    """Returns the runs with their images; those of the same data are opened once."""
+    from irpe.ablation.image_sizes import SegmenterRun, read_segmenter
+    from irpe.train.segmentation.task import open_split
+
+    sources: dict[tuple[Any, ...], Any] = {}
+    runs: list[SegmenterRun] = []
+    for path in paths:
+        config = read_segmenter(path)
+        config = config.replace(val_split=split or config.val_split)
+        key = config.data, config.val_split, config.ignore_label, config.classes, config.limit
+        if key not in sources:
+            sources[key] = open_split(config, config.val_split, bar)
+        runs.append(SegmenterRun(path, config, sources[key]))
+    return runs
+
+
+def _entries(
+    runs: Sequence[Any], labels: Sequence[str], points: Sequence[Any]
+) -> list[dict[str, Any]]:
+    """Returns the content of the JSON file, an entry for each run."""
+    return [
+        {
+            "path": str(run.path),
+            "label": label,
+            "seed": run.config.seed,
+            "data": run.config.data,
+            "split": run.config.val_split,
+            "num_images": len(run.source),
+            **{
+                name: {p.scale: p.miou for p in points if (p.run, p.is_sliding) == (index, kind)}
+                for name, kind in (("whole", False), ("sliding", True))
+            },
+        }
+        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+    ]
