@@ -1,4 +1,4 @@
-"""The wheel, installed in empty environments outside the checkout: the core, and each extra alone."""
+"""The wheel in empty environments outside the checkout: the core, and each extra alone."""
 
 import os
 import subprocess
@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
 EXTRAS = {
-    "cli": "import subprocess, sys; subprocess.run([sys.prefix + '/bin/irpe', 'encodings'], check=True)",
+    "cli": """
+import subprocess, sys
+subprocess.run([sys.prefix + "/bin/irpe", "train", "--list"], check=True)
+""",
     "timm": """
 import timm, torch, irpe
 model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-contextual-k")
