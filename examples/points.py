@@ -4,7 +4,7 @@ Each image becomes 96 points, drawn where it is bright, at real coordinates; a s
 sees how bright each one is and must find the class. Five ways to tell it where the points are, on
 the test images as they are, rotated by 15 degrees and shifted. Chance is 10 %.
 
-    python examples/points.py                       # about 15 minutes on one core
+    python examples/points.py                       # about 12 minutes on one core
     python examples/points.py --data DIRECTORY      # with the idx files of Fashion-MNIST
     python examples/points.py --epochs 1 --seeds 1 --images 200 --test-images 100   # a look
 """

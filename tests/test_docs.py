@@ -1,5 +1,6 @@
 """What the documentation shows is run."""
 
+import argparse
 import importlib.util
 import re
 import runpy
@@ -21,6 +22,7 @@ PAGES = [
     "docs/kernels.md",
     "docs/mathematics.md",
     "docs/performance.md",
+    "docs/positions.md",
     "docs/reference/stability.md",
     "docs/results.md",
     "docs/start/first-ablation.md",
@@ -93,10 +95,23 @@ def test_the_example_with_a_dinov3_runs(tmp_path, monkeypatch, capsys):
     assert "saved to ./finetuned-dinov3 and loaded again" in out
 
 
+def test_the_example_with_points_runs():
+    pytest.importorskip("accelerate", reason="needs the extra 'train'")
+    example = runpy.run_path(str(ROOT / "examples/points.py"))
+    sizes = {"data": example["EMBEDDED"], "images": 64, "test_images": 12, "epochs": 1}
+    names = ("linear absolute", "euclidean")
+    results = [example["run"](name, 0, argparse.Namespace(**sizes)) for name in names]
+    as_they_are, rotated, shifted = results[1].correct
+    assert as_they_are == rotated == shifted  # distances stay as they are
+    assert results[1].effect > 0
+    assert "euclidean against linear absolute" in example["report"](results)
+
+
 HOSTS = ("| timm", "| transformers", "| torchvision", "| torch.nn")
 FAMILIES = (  # as transformers' row names them
     "ViT", "DeiT", "DINOv2", "registers", "DINOv3", "CLIP", "SigLIP", "BEiT", "ViTMSN", "YOLOS",
     "AST", "Swin", "Swin v2", "SAM", "ViTDet", "DETR", "Conditional DETR", "RT-DETR", "D-FINE",
+    "SigLIP 2", "ViTMAE", "VideoMAE", "Vivit", "Segformer",
 )  # fmt: skip
 
 

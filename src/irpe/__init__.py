@@ -14,7 +14,7 @@ from irpe.lazy import lazy_names
 if TYPE_CHECKING:
     from irpe.adapters.equip import equip
     from irpe.adapters.hosts.registered import register_host
-    from irpe.adapters.parameter_groups import parameter_groups
+    from irpe.adapters.parameter_groups import parameter_groups, scale_table_rates
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
     from irpe.adapters.supported import supported
@@ -59,6 +59,7 @@ __all__ = [
     "rpe_attention_weights",
     "rpe_scores",
     "save_equipped",
+    "scale_table_rates",
     "summary",
     "supported",
     "unequip",
@@ -67,7 +68,7 @@ __all__ = [
 _SOURCES = {
     "irpe.adapters.equip": ("equip",),
     "irpe.adapters.hosts.registered": ("register_host",),
-    "irpe.adapters.parameter_groups": ("parameter_groups",),
+    "irpe.adapters.parameter_groups": ("parameter_groups", "scale_table_rates"),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
     "irpe.adapters.supported": ("supported",),

@@ -104,3 +104,43 @@ def test_schedulers_of_torch_and_timm_keep_the_proportion():
         for optimizer in (of_torch, of_timm):
             plain, _, tables = rates(optimizer.param_groups)
             assert tables == pytest.approx(5 * plain)
+
+
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
+@pytest.mark.parametrize("make", [MODELS["vit"], MODELS["swin"]], ids=["vit", "swin"])
+@pytest.mark.parametrize("arguments", [{}, {"layer_decay": 0.75}], ids=str)
+def test_optimizers_of_timm_get_the_rate_of_tables(make, arguments):
+    model = make()
+    settings = {"opt": "adamw", "lr": 1e-2, "weight_decay": 0.1, **arguments}
+    plain, optimizer = (create_optimizer_v2(model, **settings) for _ in range(2))
+    irpe.scale_table_rates(optimizer, model, table_lr=7)
+    schedules = [
+        CosineLRScheduler(each, t_initial=10, warmup_t=3, warmup_lr_init=1e-4)
+        for each in (plain, optimizer)
+    ]
+    tables = {id(p) for name, p in model.named_parameters() if ".rpe." in name}
+    for step in range(1, 9):
+        for schedule in schedules:
+            schedule.step(step)
+        expected, actual = (
+            {id(p): (g["lr"], g["weight_decay"]) for g in each.param_groups for p in g["params"]}
+            for each in (plain, optimizer)
+        )
+        assert expected.keys() == actual.keys()
+        for key, (rate, decay) in expected.items():
+            factor = 7 if key in tables else 1
+            assert actual[key] == (pytest.approx(factor * rate), decay)
+            assert decay == 0 or key not in tables
+    if arguments:
+        assert len({rate for key, (rate, _) in actual.items() if key in tables}) > 1
+
+
+def test_tables_that_are_alone_in_a_group_stay_there():
+    model = irpe.equip(make_vit(), SPEC)
+    tables = [p for name, p in model.named_parameters() if ".rpe." in name]
+    optimizer = torch.optim.AdamW(tables, 1e-2)
+    irpe.scale_table_rates(optimizer, model, table_lr=7)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["lr_scale"], len(group["params"])) == (1e-2, 7, len(tables))
+    with pytest.raises(ValueError, match="table_lr = 0 must be"):
+        irpe.scale_table_rates(optimizer, model, table_lr=0)

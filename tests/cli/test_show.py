@@ -63,6 +63,7 @@ def show(tmp_path, monkeypatch):
         (["index"], "png"),
         (["index", "--index", "1.9:3.8:15.2", "--clip", "3"], "svg"),
         (["buckets", "cross-bias-k", "--grid", "3x5", "--prefix", "2", "--at", "1,4"], "svg"),
+        (["buckets", "product-bias-k", "--keys", "2x3", "--queries", "4x9"], "svg"),
         (["weights", "RUN"], "svg"),
         (["weights", "RUN", "--block", "-1", "--head", "0", "--head", "1"], "png"),
         (["attention", "RUN", "--patch", "1,5", "--head", "1"], "png"),
@@ -167,6 +168,10 @@ WRONG = {
     "write row,column": ["attention", "RUN", "--patch", "7"],
     "grid 7 has 1 axes: a picture needs rows and columns": ["buckets", "--grid", "7"],
     "write rows x columns, 7x28": ["buckets", "--grid", "7x0"],
+    "--points nowhere.txt does not exist": ["buckets", "--points", "nowhere.txt"],
+    "--points cannot be combined with --keys": ["buckets", "--points", "a.txt", "--keys", "2x2"],
+    "--keys 7 has 1 axes, the queries 2": ["buckets", "--keys", "7"],
+    "have no rank among": ["buckets", "quantization-bias-k", "--keys", "7x7"],
     "method 'produkt' is not one of": ["buckets", "produkt-bias-k"],
     "is not a piecewise function": ["index", "--index", "clip3"],
     r"must end with \.png or \.svg": ["index", "-o", "index.pdf"],
@@ -183,6 +188,20 @@ def test_wrong_input_is_an_error_that_says_why_and_writes_nothing(show, run, tmp
     with pytest.raises(type(done.exception), match=message):
         raise done.exception
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_set_of_points_is_drawn_from_a_file(show, tmp_path):
+    file = tmp_path / "points.txt"
+    file.write_text("0.5, 1\n2 3.25\n7,7\n")
+    done = show("buckets", "cross-bias-k", "--points", file, "-o", tmp_path / "points.svg")
+    assert done.exception is None
+    assert (tmp_path / "points.svg").stat().st_size > 1000
+    for text, message in (("1 2 3", "line 1: '1 2 3' is not a row"), ("", "is empty")):
+        file.write_text(text)
+        done = show("buckets", "--points", file, "-o", tmp_path / "other.svg")
+        with pytest.raises(ValueError, match=message):
+            raise done.exception
+        assert not (tmp_path / "other.svg").exists()
 
 
 def test_the_program_says_what_is_wrong_in_one_line(tmp_path):

@@ -243,7 +243,7 @@ def test_maps_made_in_inference_mode_can_be_trained_with():
         ),
         (
             lambda: bucket_maps("quantization-bias-k", Positions((4, 4), PooledGrid((2, 2), 2))),
-            TypeError,
+            ValueError,
             ["quantization-bias-k", "no rank", "euclidean"],
         ),
         (

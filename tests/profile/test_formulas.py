@@ -5,6 +5,7 @@ import torch
 
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 
+import timm
 from adapters.small_models import images, make_swin, make_vit
 
 import irpe
@@ -70,3 +71,16 @@ def test_counting_leaves_no_hooks():
     assert not any(m._forward_pre_hooks for m in model.modules() if hasattr(m, "key_tables"))
     assert calls[0].shape == torch.Size((2, 2, 17, 16))
     assert calls[0].grid == (4, 4)
+
+
+def make_pvt():
+    """Keys are cells of the queries' grid, fewer than the rows in use or more."""
+    sizes = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 40, 32), "num_classes": 5}
+    return timm.create_model("pvt_v2_b0", **sizes).eval()
+
+
+@pytest.mark.parametrize("encoding", ["product-contextual-qkv", "cross-bias-k"])
+def test_pooled_keys_cost_what_is_counted(encoding):
+    counted, formula, calls = counted_and_formula(make_pvt, encoding, {}, images(64, 96))
+    assert len(calls) == 4
+    assert counted == formula

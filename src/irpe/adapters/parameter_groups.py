@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
 from irpe.adapters.equipped import table_names
@@ -45,9 +46,7 @@ def parameter_groups(
         )
     factor = 1.0 if lr is None else TABLE_LR if table_lr is None else table_lr
     rate = 1.0 if lr is None else lr
-    for name, value in {"lr": rate, "table_lr": factor}.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} = {value} must be a finite number greater than 0")
+    _check_rates(lr=rate, table_lr=factor)
 
     def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
         decay = 0.0 if is_exempt(model, tables, name, parameter) else weight_decay
@@ -56,6 +55,49 @@ def parameter_groups(
     groups = group_parameters(model, settings)
     groups.sort(key=lambda group: (group["lr"] != rate, -group["weight_decay"]))
     return [_without_rate(group) for group in groups] if lr is None else groups
+
+
+def scale_table_rates(
+    optimizer: torch.optim.Optimizer, model: nn.Module, table_lr: float = TABLE_LR
+) -> None:
+    """Gives the tables in an optimizer of timm their rate, through `lr_scale`.
+
+    `timm.optim.create_optimizer_v2` trains tables at the rate of the layer that they are in. Here
+    they get groups of their own, with the settings of those that they leave and `lr_scale` times
+    `table_lr`. timm's schedulers alone read `lr_scale`; with those of torch use
+    `parameter_groups`. Call it before a scheduler is made.
+
+    Args:
+        optimizer: What `create_optimizer_v2(model, ...)` returned, with layer decay or without.
+        model: The equipped model.
+        table_lr: The learning rate of the tables, as a multiple of that of the layer.
+
+    Example:
+        >>> import irpe, timm, timm.optim
+        >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
+        >>> optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1e-4, weight_decay=0.05)
+        >>> irpe.scale_table_rates(optimizer, model)
+        >>> [group.get("lr_scale", 1.0) for group in optimizer.param_groups]
+        [1.0, 1.0, 5.0]
+    """
+    _check_rates(table_lr=table_lr)
+    tables = {id(model.get_parameter(name)) for name in table_names(model)}
+    for group in list(optimizer.param_groups):
+        chosen = [p for p in group["params"] if id(p) in tables]
+        if not chosen:
+            continue
+        own = {**group, "params": chosen, "lr_scale": group.get("lr_scale", 1.0) * table_lr}
+        group["params"] = [p for p in group["params"] if id(p) not in tables]
+        if group["params"]:
+            optimizer.add_param_group(own)
+        else:  # tables are alone in it
+            group.update(own)
+
+
+def _check_rates(**rates: float) -> None:
+    for name, value in rates.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"{name} = {value} must be a finite number greater than 0")
 
 
 def is_exempt(model: nn.Module, tables: set[str], name: str, parameter: nn.Parameter) -> bool:

@@ -56,8 +56,6 @@ def pooled_to(shape: Sequence[int], before: Sequence[int]) -> Pool:
     return Pool(tuple(shape), stride, tuple((step - 1) / 2 for step in stride))
 
 
-@traced_as_constant
-@lru_cache(maxsize=256)
 def pooled_positions(queries: Pool, keys: Pool, num_prefix_tokens: int = 0) -> Positions:
     """Returns the positions of pooled tokens; neighbours of the finer side are 1.0 apart.
 
@@ -66,6 +64,19 @@ def pooled_positions(queries: Pool, keys: Pool, num_prefix_tokens: int = 0) -> P
         keys: How the keys were.
         num_prefix_tokens: The tokens before both.
     """
+    return _constant_positions(tuple(queries), tuple(keys), num_prefix_tokens)
+
+
+@traced_as_constant
+def _constant_positions(
+    queries: tuple[Any, ...], keys: tuple[Any, ...], num_prefix_tokens: int
+) -> Positions:
+    """Takes plain tuples: the compiler makes no constants of named ones."""
+    return _cached_positions(Pool(*queries), Pool(*keys), num_prefix_tokens)
+
+
+@lru_cache(maxsize=256)
+def _cached_positions(queries: Pool, keys: Pool, num_prefix_tokens: int) -> Positions:
     unit = tuple(min(pair) for pair in zip(queries.stride, keys.stride, strict=True))
     return Positions(_places(queries, unit), _places(keys, unit), num_prefix_tokens)
 

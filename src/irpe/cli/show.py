@@ -7,12 +7,11 @@ import typer
 
 from irpe.cli import show_learned, show_robustness, show_sizes
 from irpe.cli.profile import parse_sizes
-from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
+from irpe.cli.show_common import Output, label_of, parse_grid, parse_patch, write_figure
+from irpe.cli.show_positions import parse_positions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from irpe.core.grid import Grid
 
 _MOST_BUCKETS = 2**53
 
@@ -84,15 +83,37 @@ def buckets(
             metavar="ROW,COLUMN", help="A reference patch; repeat it [corner and centre]."
         ),
     ] = None,
+    queries: Annotated[
+        str | None, typer.Option(metavar="ROWSxCOLUMNS", help="The grid of the queries [--grid].")
+    ] = None,
+    keys: Annotated[
+        str | None,
+        typer.Option(metavar="ROWSxCOLUMNS", help="The keys: cells of the queries' grid."),
+    ] = None,
+    points: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Points instead: a row and a column on each line."),
+    ] = None,
 ) -> None:
-    """Which patches share a bucket, seen from a patch (Fig. 6-9)."""
-    from irpe.viz import plot_buckets
+    """Which patches share a bucket, seen from a patch (Fig. 6-9).
 
+    With --keys, a coarser grid of keys is seen from the queries; with --points, points from points.
+    """
+    from irpe.viz import plot_buckets, plot_positions
+
+    if queries or keys or points:
+        for spec in specs or []:
+            _check_num_buckets(spec)
+        stars = [parse_patch(text) for text in at] if at else None
+        positions = parse_positions(parse_grid(queries or grid), keys, points)
+        chosen: dict[str, Any] = {"specs": specs} if specs else {}
+        write_figure(plot_positions(positions, references=stars, **chosen), output)
+        return
     arguments: dict[str, Any] = {"specs": specs} if specs else {}
     for spec in specs or []:
         _check_num_buckets(spec)
     references = [parse_patch(text) for text in at] if at else None
-    write_figure(plot_buckets(**arguments, grid=_parse_grid(grid), num_prefix_tokens=prefix,
+    write_figure(plot_buckets(**arguments, grid=parse_grid(grid), num_prefix_tokens=prefix,
                         references=references), output)  # fmt: skip
 
 
@@ -217,12 +238,3 @@ def _check_num_buckets(text: str) -> None:
         raise ValueError(
             f"{text} has more than {_MOST_BUCKETS:,} buckets: write a smaller ratio or beta"
         )
-
-
-def _parse_grid(text: str) -> "Grid":
-    from irpe.core.grid import Grid
-
-    try:
-        return Grid(tuple(int(size) for size in text.split("x")))
-    except ValueError:
-        raise ValueError(f"grid {text!r} is not understood: write rows x columns, 7x28") from None

@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from irpe.core.grid import Grid
+
 Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE", help="The picture, .png or .svg.")
 ]
@@ -29,6 +31,16 @@ def parse_patch(text: str) -> tuple[int, int]:
     except ValueError:
         raise ValueError(f"patch {text!r} is not understood: write row,column, 3,5") from None
     return row, column
+
+
+def parse_grid(text: str) -> "Grid":
+    """Returns the grid in a text such as "7x28"."""
+    from irpe.core.grid import Grid
+
+    try:
+        return Grid(tuple(int(size) for size in text.split("x")))
+    except ValueError:
+        raise ValueError(f"grid {text!r} is not understood: write rows x columns, 7x28") from None
 
 
 def label_of(run: Path) -> str:

@@ -122,7 +122,7 @@ def _check_positions(spec: Encoding, positions: Positions) -> None:
             "'product-contextual-k'"
         )
     if spec.method == "quantization" and positions.has_real_places:
-        raise TypeError(
+        raise ValueError(
             f"encoding '{spec}': real offsets, here on {positions}, have no rank among the "
             "distances of a grid; method 'euclidean' takes real ones"
         )

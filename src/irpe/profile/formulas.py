@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from irpe.core.grid import Grid
+from irpe.core.positions import Positions
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.nn.generator import PositionGenerator
 
@@ -31,12 +32,14 @@ class Call:
     Args:
         module: The encoding, or the generator of positions.
         shape: The shape of the queries, or of the tokens.
-        grid: The grid.
+        grid: The grid, or positions where tokens are not one whole grid.
+        num_keys: The number of keys, or of tokens.
     """
 
     module: RelativePositionEncoding | PositionGenerator
     shape: torch.Size
-    grid: tuple[int, ...]
+    grid: tuple[int, ...] | Positions
+    num_keys: int
 
 
 @contextmanager
@@ -46,7 +49,9 @@ def recorded_calls(model: nn.Module) -> Generator[list[Call]]:
 
     def note(module: Any, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
         grid = named["grid"] if "grid" in named else inputs[1]
-        calls.append(Call(module, inputs[0].shape, tuple(grid)))
+        grid = grid if isinstance(grid, Positions) else tuple(grid)
+        keys = inputs[1] if isinstance(module, RelativePositionEncoding) else inputs[0]
+        calls.append(Call(module, inputs[0].shape, grid, keys.shape[-2]))
 
     kinds = RelativePositionEncoding, PositionGenerator
     handles = [
@@ -64,8 +69,20 @@ def recorded_calls(model: nn.Module) -> Generator[list[Call]]:
 def extra_macs(call: Call) -> int:
     """Returns what an encoding adds to plain attention, or to a model, in one use."""
     if isinstance(call.module, PositionGenerator):
+        assert not isinstance(call.grid, Positions)
         batch, _, dim = call.shape
         return batch * math.prod(call.grid) * dim * call.module.weight[0].numel()
-    tokens = call.shape[2]
-    rows = [min(m.num_used_buckets, tokens) for m in call.module.maps(call.grid)]
-    return call.module.spec.extra_macs(call.shape, Grid.of(call.grid), rows)
+    rows = [min(m.num_used_buckets, call.num_keys) for m in call.module.maps(call.grid)]
+    spec = call.module.spec
+    if not isinstance(call.grid, Positions):
+        return spec.extra_macs(call.shape, Grid.of(call.grid), rows)
+    if call.grid.grid is not None:
+        return spec.extra_macs(call.shape, call.grid.grid, rows)
+    if spec.mode == "bias":
+        return 0
+    batch, heads, queries, dim = call.shape  # Eq. 27: each token meets each row in use
+    used = [m.num_used_buckets for m in call.module.maps(call.grid)]
+    by_query = queries * sum(rows)
+    by_key = call.num_keys * sum(min(count, queries) for count in used)
+    macs = sum(by_key if target == "q" else by_query for target in spec.targets)
+    return batch * heads * dim * macs

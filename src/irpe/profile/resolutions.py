@@ -81,7 +81,7 @@ def direct_macs(call: Call) -> int:
     """Returns what the direct form of an encoding adds to plain attention, counted."""
     q = torch.empty(call.shape, device="meta")
     macs = count_macs(_Direct(call), q)
-    return macs - 2 * q.numel() * call.shape[2]
+    return macs - 2 * q.numel() * call.num_keys
 
 
 class _Direct(torch.nn.Module):
@@ -89,10 +89,11 @@ class _Direct(torch.nn.Module):
 
     def __init__(self, call: Call) -> None:
         super().__init__()
-        self.encoding, self.grid = call.module, call.grid
+        self.encoding, self.grid, self.num_keys = call.module, call.grid, call.num_keys
 
     def forward(self, q: torch.Tensor) -> torch.Tensor:
-        return self.encoding(q, q, q, grid=self.grid, impl="reference")
+        k = q.new_empty(*q.shape[:2], self.num_keys, q.shape[3])
+        return self.encoding(q, k, k, grid=self.grid, impl="reference")
 
 
 def _calls(model: str, encoding: str, resolution: int) -> list[Call]:

@@ -15,6 +15,7 @@ from irpe.viz.explorer import explorer_page
 from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
+from irpe.viz.position_maps import plot_positions
 from irpe.viz.robustness_curves import plot_robustness
 from irpe.viz.segmentations import (
     SegmentedImage,
@@ -44,6 +45,7 @@ __all__ = [
     "plot_detections",
     "plot_index",
     "plot_locality",
+    "plot_positions",
     "plot_robustness",
     "plot_scores",
     "plot_segmentation",

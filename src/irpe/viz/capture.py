@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.core.grid import Grid
+from irpe.core.positions import Positions
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.ops.attention import rpe_attention_weights
 
@@ -27,7 +28,7 @@ class CapturedAttention:
         encoding: Its tables.
         q: The queries that the tables meet: batch, heads, tokens, head dimension.
         k: The keys.
-        grid: The grid of the patches.
+        where: The grid of the patches, or positions where tokens are not one whole grid.
         attn_mask: The mask of the call, or `None`.
         scale: The scale of the call; `None` stands for 1 / sqrt(head dimension).
         rotated: Queries and keys as they enter the product, if the model rotates them.
@@ -46,11 +47,21 @@ class CapturedAttention:
     encoding: RelativePositionEncoding
     q: Tensor
     k: Tensor
-    grid: Grid
+    where: Grid | Positions
     attn_mask: Tensor | None
     scale: float | None
     rotated: tuple[Tensor, Tensor] | None = None
     temperature: Tensor | None = None
+
+    @property
+    def grid(self) -> Grid:
+        """The one grid of the patches; an error where there is none."""
+        if isinstance(self.where, Positions):
+            raise ValueError(
+                f"{self.name} has its tokens on {self.where}: this picture is of one grid; choose "
+                "other attentions, or irpe.viz.plot_positions for their buckets"
+            )
+        return self.where
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -71,7 +82,7 @@ class CapturedAttention:
         """Returns b_ij of Eq. 13, averaged over the batch (and a Swin transformer's windows)."""
         self._check_scores()
         with torch.no_grad():
-            return self.encoding.scores(self.q, self.k, grid=self.grid).mean(0)
+            return self.encoding.scores(self.q, self.k, grid=self.where).mean(0)
 
     def score_unit(self) -> float:
         """Returns the size of the attention scores: what q_i . k_j and b_ij vary over the keys.
@@ -101,7 +112,7 @@ class CapturedAttention:
         if self.temperature is not None:
             arguments["temperature"] = self.temperature
         with torch.no_grad():
-            return self.encoding.weights(self.q, self.k, grid=self.grid, **arguments).mean(0)
+            return self.encoding.weights(self.q, self.k, grid=self.where, **arguments).mean(0)
 
     def _rotate(self, x: Tensor) -> Tensor:
         """Returns the queries or the keys as the model rotated them."""
@@ -161,6 +172,14 @@ def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAtt
     return calls
 
 
+def _whole_grid(where: Any) -> Grid | Positions:
+    """Returns the grid, also of positions whose queries and keys are all of one."""
+    if not isinstance(where, Positions):
+        return Grid.of(where)
+    queries, keys = where.sides
+    return queries if isinstance(queries, Grid) and queries == keys else where
+
+
 @contextmanager
 def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Generator[None]:
     """Appends every call of an equipped attention to a list, as long as the context lasts."""
@@ -172,7 +191,7 @@ def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Generator[None]
             mask = kwargs.get("attn_mask")
             mask = None if mask is None else mask.detach().cpu()
             tables = copy.deepcopy(encoding).float().cpu()
-            grid, scale = Grid.of(kwargs["grid"]), kwargs.get("scale")
+            grid, scale = _whole_grid(kwargs["grid"]), kwargs.get("scale")
             rotate, temperature = kwargs.get("rotate"), kwargs.get("temperature")
             rotated = None
             if rotate is not None:

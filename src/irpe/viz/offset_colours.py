@@ -7,7 +7,7 @@ grey; the bucket of the prefix tokens has a colour that the scale does not conta
 import math
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from irpe.core.encodings.spec import RPESpec
@@ -31,19 +31,38 @@ def bucket_colours(spec: RPESpec, grid: Grid) -> list[dict[int, Colour]]:
         spec: The encoding.
         grid: Rows and columns of patches.
     """
-    positions = -grid.distinct_offsets().double().flatten(0, -2)  # keys, seen from the query
-    farthest = max(math.hypot(*(size - 1 for size in grid.shape)), 1.0)
-    ids = METHODS[spec.method].ids(-positions.long(), spec.index_function)
+    offsets = grid.distinct_offsets().flatten(0, -2)
+    return colours_of_offsets(spec, offsets, math.hypot(*(size - 1 for size in grid.shape)))
+
+
+def colours_of_offsets(
+    spec: RPESpec, offsets: Shaped[Tensor, "offsets 2"], farthest: float | None = None
+) -> list[dict[int, Colour]]:
+    """Returns the colour of each bucket that offsets use, for each table.
+
+    Args:
+        spec: The encoding.
+        offsets: Queries minus keys, integers or real.
+        farthest: The distance with the darkest colour; `None` takes the longest offset.
+    """
+    positions = -offsets.double()  # keys, seen from the query
+    longest = float(positions.norm(dim=-1).max()) if farthest is None else farthest
+    longest = max(longest, 1.0)
+    is_whole = spec.method == "quantization"
+    ids = METHODS[spec.method].ids(offsets.long() if is_whole else offsets, spec.index_function)
     colours: list[dict[int, Colour]] = []
-    for table in ids:
+    for axis, table in enumerate(ids):
         of_table: dict[int, Colour] = {}
+        seen = positions.clone()
+        if spec.method == "cross":  # one axis alone decides
+            seen[:, 1 - axis] = 0
         for bucket in table.unique().tolist():
-            members = positions[table == bucket]
+            members = seen[table == bucket]
             if spec.method in DIRECTED:
-                row, column = (members.mean(0) / farthest).tolist()
+                row, column = (members.mean(0) / longest).tolist()
                 of_table[bucket] = directed_colour(row, column)
             else:
-                of_table[bucket] = grey(float(members.norm(dim=-1).mean()) / farthest)
+                of_table[bucket] = grey(float(members.norm(dim=-1).mean()) / longest)
         colours.append(of_table)
     return colours
 

@@ -25,10 +25,10 @@ SUPPORTED = {
     "timm": "timm's VisionTransformer with the stock attention (ViT, DeiT, DINOv2, ...), Eva "
     "(DINOv3, EVA-02, Perception Encoder, rope-vit), BEiT, VisionTransformerRelPos, "
     "VisionTransformerSAM, SwinTransformer, SwinTransformerV2, MaxViT, CoAtNet, VOLO, Twins, "
-    "DaViT, GCViT, TinyViT, FastViT and Visformer",
+    "DaViT, GCViT, TinyViT, FastViT, Visformer, PVT v2, MultiScaleVit and NaFlexVit",
     "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, DINOv3, the "
-    "vision towers of CLIP and SigLIP, BEiT, ViTMSN, YOLOS, AST, Swin and Swin v2, SAM, ViTDet, "
-    "DETR, Conditional DETR, RT-DETR and D-FINE",
+    "vision towers of CLIP, SigLIP and SigLIP 2, BEiT, ViTMSN, YOLOS, AST, Swin and Swin v2, SAM, "
+    "ViTDet, ViTMAE, VideoMAE, Vivit, Segformer, DETR, Conditional DETR, RT-DETR and D-FINE",
     "torchvision": "torchvision's VisionTransformer and SwinTransformer, versions 1 and 2",
     "torch": "torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder",
 }

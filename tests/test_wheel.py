@@ -1,0 +1,101 @@
+"""The wheel in empty environments outside the checkout: the core, and each extra alone."""
+
+import os
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.slow
+
+EXTRAS = {
+    "cli": """
+import subprocess, sys
+subprocess.run([sys.prefix + "/bin/irpe", "train", "--list"], check=True)
+""",
+    "timm": """
+import timm, torch, irpe
+model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-contextual-k")
+model(torch.randn(1, 3, 224, 224))
+""",
+    "transformers": """
+import torch, transformers, irpe
+config = transformers.ViTConfig(hidden_size=32, num_attention_heads=2, num_hidden_layers=1)
+model = irpe.equip(transformers.ViTModel(config), "product-contextual-k")
+model(torch.randn(1, 3, 224, 224))
+""",
+    "torchvision": """
+import torch, irpe
+from torchvision.models import VisionTransformer
+model = irpe.equip(VisionTransformer(32, 8, 1, 2, 16, 32), "product-contextual-k")
+model(torch.randn(1, 3, 32, 32))
+""",
+    "train": """
+import irpe.recipes, irpe.train
+config = irpe.recipes.RECIPES["laptop"]().replace(epochs=1, warmup_epochs=0)
+assert irpe.train.train(config, "run").score.top1 > 20
+""",
+    "viz": """
+import irpe.viz
+irpe.viz.save_figure(irpe.viz.plot_buckets(["product-contextual-k"], grid=(7, 7)), "buckets.png")
+""",
+    "export": """
+import torch, irpe
+attention = irpe.RPEAttention(32, num_heads=2, spec="product-contextual-k").eval()
+inputs = {"x": torch.randn(1, 15, 32), "grid": (3, 5)}
+torch.onnx.export(attention, kwargs=inputs, dynamo=True).save("attention.onnx")
+""",
+}
+IMPORTS = """
+import time, torch
+begin = time.process_time()
+import irpe
+irpe.RPEAttention(32, num_heads=2, spec="product-contextual-k")
+assert time.process_time() - begin < 1, time.process_time() - begin
+"""
+
+
+def run(*command, cwd):
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def make_environment(directory, *requirements, base=None):
+    """Returns the interpreter of a new environment, which sees the packages of another one."""
+    venv.create(directory, with_pip=True)
+    python = directory / "bin" / "python"
+    if base is not None:
+        folder = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=directory)
+        there = run(base, "-c", "import site; print(site.getsitepackages()[0])", cwd=directory)
+        (Path(folder.strip()) / "base.pth").write_text(there)
+    run(python, "-m", "pip", "install", "--quiet", *requirements, cwd=directory)
+    return python
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("build", reason="needs the extra 'dev'")
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT), cwd=folder)
+    (found,) = folder.glob("irpe-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def core(wheel, tmp_path_factory):
+    return make_environment(tmp_path_factory.mktemp("core"), str(wheel))
+
+
+def test_the_core_alone_is_quickly_imported(core, tmp_path):
+    run(core, "-c", IMPORTS, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_alone_does_what_it_says(extra, wheel, core, tmp_path):
+    python = make_environment(tmp_path / "venv", f"{wheel}[{extra}]", base=core)
+    run(python, "-c", EXTRAS[extra], cwd=tmp_path)
