@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from accelerate import Accelerator
 
-from irpe.train.runs import load_run, read_config
+from irpe.ablation.robustness import read_as
+from irpe.train.runs import load_run
 from irpe.train.segmentation.config import SegmenterConfig
 from irpe.train.segmentation.crops import PixelImages, WholeImages
 from irpe.train.segmentation.labels.source import LabelledPixels
@@ -50,11 +51,7 @@ class SizePoint(NamedTuple):
 
 def read_segmenter(path: Path) -> SegmenterConfig:
     """Returns the configuration of a segmenter's run."""
-    config = read_config(path)
-    if not isinstance(config, SegmenterConfig):
-        kind = "detector" if config.task == "detection" else "classifier"
-        raise ValueError(f"{path} is the run of a {kind}: pass runs of segmenters")
-    return config
+    return read_as(path, SegmenterConfig)
 
 
 def measure_sizes(

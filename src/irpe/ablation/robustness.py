@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -19,6 +19,7 @@ from irpe.train.classification.scores import check_broken, evaluate
 from irpe.train.classification.sources import Source
 from irpe.train.classification.transforms import eval_images
 from irpe.train.config import RunConfig
+from irpe.train.configs import KINDS
 from irpe.train.runs import load_run, read_config
 from irpe.train.weights import start_from
 
@@ -26,6 +27,7 @@ _SCALES = tuple(Fraction(scale) for scale in ("3/4", "7/8", "1", "5/4", "3/2"))
 
 Axis = Literal["size", "move"]
 Curves = dict[str, dict[int, list[float]]]
+C = TypeVar("C", bound=RunConfig)
 
 
 @dataclass(frozen=True)
@@ -61,10 +63,20 @@ class Point(NamedTuple):
 
 def read_classifier(path: Path) -> ClassifierConfig:
     """Returns the configuration of a classifier's run."""
+    return read_as(path, ClassifierConfig)
+
+
+def read_as(path: Path, kind: type[C]) -> C:
+    """Returns the configuration of a run, or raises an error if it is of another task.
+
+    Args:
+        path: The run's directory.
+        kind: The task's configuration.
+    """
     config = read_config(path)
-    if not isinstance(config, ClassifierConfig):
-        kind = "detector" if config.task == "detection" else "segmenter"
-        raise ValueError(f"{path} is the run of a {kind}: pass runs of classifiers")
+    if not isinstance(config, kind):
+        found, wanted = KINDS[config.task], KINDS[kind.task]
+        raise ValueError(f"{path} is the run of a {found}: pass runs of {wanted}s")
     return config
 
 

@@ -15,7 +15,7 @@ from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import PRECISIONS, RUN_FILE
-from irpe.train.configs import Config
+from irpe.train.configs import KINDS, Config
 from irpe.train.detection.config import DetectorConfig
 from irpe.train.segmentation.config import SegmenterConfig
 
@@ -148,9 +148,7 @@ def evaluate(
 
 
 def _kind(config: Config) -> str:
-    return {"detection": "a detector", "segmentation": "a segmenter"}.get(
-        config.task, "a classifier"
-    )
+    return f"a {KINDS[config.task]}"
 
 
 def _load(path: Path) -> tuple[Any, Config, Mapping[str, Any] | None]:

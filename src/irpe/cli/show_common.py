@@ -16,6 +16,11 @@ Output = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE", help="The picture, .png or .svg.")
 ]
 
+Labels = Annotated[
+    list[str] | None,
+    typer.Option(help="Name of a group; repeat it for each, in order [their encodings]."),
+]
+
 _CELL = re.compile(r"(.+)-\d+-[0-9a-f]{8}")  # the folder of an ablation's run: row, seed, key
 
 

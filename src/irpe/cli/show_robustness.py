@@ -12,6 +12,7 @@ from rich.table import Table
 
 from irpe.cli.bars import ProgressBar
 from irpe.cli.evaluate import open_val
+from irpe.cli.show_common import Labels
 from irpe.extras import require
 from irpe.files import check_writable, write_text
 from irpe.progress import track
@@ -32,10 +33,7 @@ def robustness(
         typer.Option(help="Sides of the input, in pixels [3/4 to 3/2 of the first run's]."),
     ] = None,
     moves: Annotated[str, typer.Option(help="How far images move, in patches.")] = "0,1,2,3",
-    label: Annotated[
-        list[str] | None,
-        typer.Option(help="Name of a group; repeat it for each, in order [their encodings]."),
-    ] = None,
+    label: Labels = None,
     data: Annotated[
         str | None, typer.Option(help="The images, as in irpe eval [those of the runs].")
     ] = None,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from irpe.cli.bars import ProgressBar
+from irpe.cli.show_common import Labels
 from irpe.cli.show_robustness import check_once, print_curves
 from irpe.extras import require
 from irpe.files import check_writable, write_text
@@ -27,10 +28,7 @@ def sizes(
     scales: Annotated[
         str, typer.Option(help="How much larger than in training images are.")
     ] = "1,1.5,2",
-    label: Annotated[
-        list[str] | None,
-        typer.Option(help="Name of a group; repeat it for each, in order [their encodings]."),
-    ] = None,
+    label: Labels = None,
     split: Annotated[
         str | None, typer.Option(help="The split [the one the runs evaluate on].")
     ] = None,

@@ -10,3 +10,8 @@ Config = ClassifierConfig | DetectorConfig | SegmenterConfig
 CONFIGS: Mapping[str, type[Config]] = {
     config.task: config for config in (ClassifierConfig, DetectorConfig, SegmenterConfig)
 }
+KINDS = {
+    "classification": "classifier",
+    "detection": "detector",
+    "segmentation": "segmenter",
+}  # what the model of a task is called

@@ -83,3 +83,14 @@ def test_whole_images_are_resized_and_their_labels_are_not(source):
 )
 def test_sizes(size, short, factor, expected):
     assert resized(size, short, factor) == expected
+
+
+def test_a_flip_turns_image_and_labels_alike(source):
+    both = [PixelImages(source, RandomCrops(PLAIN.replace(flip=p)), seed=1) for p in (0.0, 1.0)]
+    has_turned = False
+    for position in range(6):
+        plain, flipped = (images[Sample(0, position, 0)] for images in both)
+        assert torch.equal(flipped[0], plain[0].flip(-1))
+        assert torch.equal(flipped[1], plain[1].flip(-1))
+        has_turned |= not torch.equal(flipped[1], plain[1])
+    assert has_turned
