@@ -334,3 +334,14 @@ def test_blocks_keep_the_names_of_their_classes():
         assert isinstance(block, type(stock))
         assert type(block).__name__ == type(stock).__name__
     assert isinstance(model.blocks, nn.Sequential)
+
+
+def test_the_copy_of_a_part_of_a_model_takes_the_grid_of_that_model():
+    """As PEFT copies modules that it saves; the copy of a whole model has a grid of its own."""
+    model, inputs, expected = model_and_inputs("timm", depth=1)
+    twin = copy.deepcopy(model)
+    model.blocks[0].attn = copy.deepcopy(model.blocks[0].attn)
+    assert_equal(map(model, inputs), expected)
+    assert_equal(map(twin, inputs), expected)
+    assert twin.blocks[0].attn.rpe_grid is not model.blocks[0].attn.rpe_grid
+    assert twin.blocks[0].attn.rpe_grid.model is twin

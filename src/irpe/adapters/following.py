@@ -1,5 +1,6 @@
 """How a model announces the grid of each input, and its blocks keep it (see `grids`)."""
 
+import copy
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
@@ -64,10 +65,8 @@ class FollowedGrid(GridSource):
         """Returns a source for a copy of the model; the copy of a part of it keeps this one."""
         if id(self.model) not in memo:
             return self
-        model = memo[id(self.model)]
-        twin = FollowedGrid(None, model, self.embedding, self.measure, self.marks_output)
-        twin._initial = twin._last = self._initial
-        memo[id(self)] = twin
+        memo[id(self)] = twin = object.__new__(FollowedGrid)
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return twin
 
     def follow(self) -> Callable[[], None]:
