@@ -1,11 +1,10 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import nn
+from torch import Tensor, nn
 
 from irpe.core.buckets import (
     BucketMap,
@@ -234,8 +233,11 @@ class RelativePositionEncoding(nn.Module):
         for role in _LISTS:
             for number, table in enumerate(getattr(self, role)):
                 parameters[f"{role}.{number}"] = table
-        whole, size = _whole_grid(grid, self.size)
-        tables, shift, rotation = self.spec.arguments_on(whole, parameters, size, q)
+        if isinstance(grid, Positions):
+            arguments = self.spec.arguments_on(*_whole_grid(grid, parameters, self.size), q)
+        else:
+            arguments = self.spec.arguments_on(grid, parameters, self.size, q)
+        tables, shift, rotation = arguments
         q = q if shift is None else q + shift.to(q.dtype)
         if rotation is not None:
             turns = [partial(rotate, rotation=part) for part in _rotations(rotation, grid)]
@@ -251,15 +253,15 @@ class RelativePositionEncoding(nn.Module):
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
 
 
-def _whole_grid(grid: Where, size: HeadSize) -> tuple[Grid | Sequence[int], HeadSize]:
+def _whole_grid(
+    positions: Positions, parameters: dict[str, Tensor], size: HeadSize
+) -> tuple[Grid, dict[str, Tensor], HeadSize]:
     """Returns the grid that tables are made for, and the sizes with one prefix token at most.
 
     Tables that may be anywhere are the same for every grid.
     """
-    if not isinstance(grid, Positions):
-        return grid, size
-    one = size._replace(num_prefix_tokens=int(any(grid.prefixes)))
-    return grid.grid or Grid((1,) * grid.ndim), one
+    one = size._replace(num_prefix_tokens=int(any(positions.prefixes)))
+    return positions.grid or Grid((1,) * positions.ndim), parameters, one
 
 
 def _rotations(rotation: Rotation, grid: Where) -> tuple[Rotation, Rotation]:
