@@ -21,8 +21,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import irpe
-from irpe.ablation.cells import CellResult
 from irpe.ablation.costs import RowCost
+from irpe.ablation.results import ClassifierResult
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import RowResult, compare, paired_difference
 from irpe.adapters.effect import mean_effect, measure_effect
@@ -155,7 +155,7 @@ def classify(model: nn.Module, images: Tensor, labels: Tensor, condition: str) -
     return tuple((found == labels).tolist())
 
 
-def run(name: str, seed: int, arguments: argparse.Namespace) -> CellResult:
+def run(name: str, seed: int, arguments: argparse.Namespace) -> ClassifierResult:
     """Trains and tests one row with one seed, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -169,14 +169,14 @@ def run(name: str, seed: int, arguments: argparse.Namespace) -> CellResult:
     if ROWS[name] not in (None, "absolute"):
         points = draw_points(test[0][:64], torch.Generator().manual_seed(0))
         effect = mean_effect(measure_effect(model, *points))
-    result = CellResult(name, seed, correct, math.nan, effect)
+    result = ClassifierResult(name, seed, correct, math.nan, effect)
     scores = ", ".join(f"{result.top1(shift):.1f}" for shift in range(len(CONDITIONS)))
     seconds = time.process_time() - start
     print(f"seed {seed}, {name}: {scores} % in {seconds:.0f} s of CPU time", flush=True)
     return result
 
 
-def report(results: list[CellResult]) -> str:
+def report(results: list[ClassifierResult]) -> str:
     """Returns a table, and which differences the seeds and the images support."""
     rows: list[RowResult] = []
     for name in ROWS:

@@ -36,6 +36,21 @@ def blocks(page):
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
+SLOW_PAGES = ["docs/finetuning.md"]
+NOT_OURS = (
+    "ignore:.*(pin_memory|num_workers|is_gradient_checkpointing|LeafSpec|eval mode|litlogger).*"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(NOT_OURS)
+@pytest.mark.parametrize("page", SLOW_PAGES)
+def test_python_with_other_training_libraries_runs(page, tmp_path, monkeypatch, capsys):
+    for library in ("lightning", "peft"):
+        pytest.importorskip(library, reason=f"needs {library}")
+    test_python_in_the_documentation_runs(page, tmp_path, monkeypatch, capsys)
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_python_in_the_documentation_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("timm", reason="needs the extra 'timm'")
@@ -54,7 +69,7 @@ def test_links_in_the_documentation_lead_somewhere(page):
     assert all((ROOT / page).parent.joinpath(link).exists() for link in links), links
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, *SLOW_PAGES])
 def test_names_in_the_documentation_exist(page):
     """`irpe.ops.gather` and `irpe.ops.gather.bucket_sum` alike."""
     names = re.findall(r"`(irpe(?:\.\w+)+)", (ROOT / page).read_text())

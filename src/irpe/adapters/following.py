@@ -64,8 +64,10 @@ class FollowedGrid(GridSource):
         """Returns a source for a copy of the model; the copy of a part of it keeps this one."""
         if id(self.model) not in memo:
             return self
-        grid, model = self._initial, memo[id(self.model)]
-        memo[id(self)] = twin = FollowedGrid(grid, model, self.embedding, self.measure)
+        model = memo[id(self.model)]
+        twin = FollowedGrid(None, model, self.embedding, self.measure, self.marks_output)
+        twin._initial = twin._last = self._initial
+        memo[id(self)] = twin
         return twin
 
     def follow(self) -> Callable[[], None]:

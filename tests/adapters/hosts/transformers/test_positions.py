@@ -1,5 +1,6 @@
 """transformers' models whose tokens are not one whole grid: masked, videos, pooled, many shapes."""
 
+import copy
 import math
 
 import pytest
@@ -183,6 +184,15 @@ def test_masked_models_with_gradient_checkpointing(name):
     enable_checkpointing(model)
     for path, value in loss_gradients().items():
         torch.testing.assert_close(value, expected[path], rtol=1e-4, atol=1e-5, msg=path)
+
+
+def test_a_copy_of_a_masked_model_follows_its_own_patches():
+    build, inputs, _ = HOSTS["VideoMAE"]
+    model = with_random_tables(irpe.equip(build(), SPEC))
+    twin = copy.deepcopy(model)
+    expected = output_of(model, inputs)
+    model(**{**inputs, "bool_masked_pos": inputs["bool_masked_pos"].flip(1)})
+    assert torch.equal(output_of(twin, inputs), expected)
 
 
 def test_the_encoder_of_a_masked_model_alone():

@@ -32,7 +32,7 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
     if NaFlexVit is None or not isinstance(module, NaFlexVit):
         return
     vit: Any = module
-    source = followed_grid(vit) or FollowedGrid(None, vit, "embeds", partial(_measure, vit))
+    source = followed_grid(vit) or FollowedGrid(None, vit, "embeds", _measure)
     for path, _, attention in attentions_of(vit, name):
         site = Site(
             name=path,
@@ -57,12 +57,12 @@ def _carry_mark(module: nn.Module) -> Undo:
     return module.register_forward_hook(CarryMark()).remove
 
 
-def _measure(vit: Any, call: Embedded) -> InputGrid:
+def _measure(call: Embedded) -> InputGrid:
     """Returns the grid of images, or the coordinates of patches; the host masks the padding."""
     coordinates = call.keywords.get("patch_coord")
     if coordinates is None:
         return tuple(call.output[1])
-    return Positions(Points(coordinates), None, vit.num_prefix_tokens)
+    return Positions(Points(coordinates), None, call.module.num_prefix_tokens)
 
 
 def _check(vit: Any, request: Request) -> None:
