@@ -95,7 +95,7 @@ def _check_tables(
     heads, dim = call.q.shape[1], call.q.shape[3]
     splits_head = is_vector and sum(table.shape[-1] for table in tables) == dim
     for table, bucket_map in zip(tables, maps, strict=True):
-        if hasattr(table, "full_tensor"):  # a DTensor
+        if not torch.compiler.is_compiling() and hasattr(table, "full_tensor"):  # a DTensor
             raise TypeError(
                 f"{name} holds a table that is sharded between processes: give fully_shard a "
                 "module that is called, fully_shard(attention.rpe), its attention or its block, "
