@@ -170,7 +170,7 @@ def run(name: str, seed: int, arguments: argparse.Namespace) -> ClassifierResult
         points = draw_points(test[0][:64], torch.Generator().manual_seed(0))
         effect = mean_effect(measure_effect(model, *points))
     result = ClassifierResult(name, seed, correct, math.nan, effect)
-    scores = ", ".join(f"{result.top1(shift):.1f}" for shift in range(len(CONDITIONS)))
+    scores = ", ".join(f"{result.score(shift):.1f}" for shift in range(len(CONDITIONS)))
     seconds = time.process_time() - start
     print(f"seed {seed}, {name}: {scores} % in {seconds:.0f} s of CPU time", flush=True)
     return result

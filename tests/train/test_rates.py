@@ -47,7 +47,7 @@ def test_the_rate_that_is_logged_is_the_models(tmp_path):
 
 
 def test_recipes_of_the_paper_keep_the_papers_rates():
-    small = {"laptop", "laptop_64", "detr_small"}
+    small = {"laptop", "laptop_64", "detr_small", "seg_small"}
     for name, recipe in RECIPES.items():
         config = recipe()
         assert config.table_lr == (TABLE_LR if name in small else 1)

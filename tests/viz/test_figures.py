@@ -231,9 +231,10 @@ def test_files_that_cannot_be_written_are_errors_and_leave_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["folder.png"]
 
 
-def test_figures_neither_use_pyplot_nor_the_settings_of_the_user():
+def test_figures_neither_use_pyplot_nor_the_settings_of_the_user(monkeypatch):
     import matplotlib
 
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # others may have used it
     with matplotlib.rc_context({"font.size": 40, "image.origin": "lower"}):
         figure = viz.plot_buckets(["product-bias-k"], (3, 5))
         assert figure.axes[0].title.get_fontsize() < 10
