@@ -47,7 +47,7 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
     text += [*_rates(rows), *_meanings(rows)]
     if idle and not others:
         more = " or a higher --table-lr" if "--table-lr" in text[0] else ""
-        return [*text, f"Next: the same command with more --epochs{more}"]
+        return [*text, f"Next: the same command with more --epochs{more}, and another -o"]
     return [*text, f"Next: {_next_command(choice, recipe, data)}"]
 
 

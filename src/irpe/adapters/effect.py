@@ -60,7 +60,8 @@ def warn_of_effect(effect: float) -> list[str]:
         return []
     return [
         f"warning: the encoding is next to nothing ({effect:.2%} of the attention): results say "
-        "nothing about it; train longer, or raise the learning rate of its tables (table_lr)"
+        "nothing about it; train longer, or raise the learning rate of its tables (table_lr, "
+        "--table-lr)"
     ]
 
 

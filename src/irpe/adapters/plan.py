@@ -111,8 +111,8 @@ def check_sites(sites: Sequence[Site]) -> None:
     equipped = [site.name for site in sites if is_equipped(site.attention)]
     if equipped:
         raise ValueError(
-            f"already equipped: {', '.join(equipped)}; start from a plain model, or choose other "
-            "layers"
+            f"already equipped: {', '.join(equipped)}; irpe.unequip(model) takes it back; "
+            "or choose other layers"
         )
     for site in sites:
         stock_class: Any = site.equipped_class.__base__

@@ -179,7 +179,7 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     looked_for = ", ".join(f"{name}/, {name}.tar" for name in _SPLITS[split])
     raise FileNotFoundError(
         f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
-        "of class folders, hold some images out with holdout, for example 0.2"
+        "of class folders, hold some images out: --holdout 0.2"
     )
 
 
