@@ -368,6 +368,7 @@ def test_what_naflex_cannot_have_leaves_it_unchanged():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch, between two graphs
 @pytest.mark.parametrize(
     ("make", "size"), [(make_pvt, (64, 96)), (make_mvit, (64, 64)), (make_dropping, (32, 40))]
 )
