@@ -77,6 +77,8 @@ def make_model(arguments: argparse.Namespace) -> nn.Module:
 
 
 def find_classes(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise SystemExit(f"{folder} is not a folder")
     root = folder / "train" if (folder / "train").is_dir() else folder
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
     if len(classes) < 2:

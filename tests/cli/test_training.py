@@ -112,6 +112,7 @@ def test_resume_takes_everything_from_the_run(run):
         (["show", "buckets", "product-contextual-k@1e300"], "write a smaller ratio or beta"),
         (["show", "robustness", "nowhere", "--sizes", "9" * 5000], "write integers such as"),
         (["profile", "--resolutions", "9" * 5000], "write sizes such as"),
+        (["train", "laptop", "--model", "resnet18"], "'resnet18' is not a vision transformer"),
         (["ablate", "--table", "7"], "--table '7' is not one of 1, 2, 3, 4, modern"),
         (["ablate", "--table", "1", "--buckets"], "cannot be combined"),
         (["ablate", "--grid", "5"], "--grid 5 does not divide the image of 28 pixels"),
@@ -134,6 +135,12 @@ def test_errors_are_one_line_and_leave_nothing(tmp_path, arguments, message):
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_an_ablation_is_not_a_run(tmp_path):
+    (tmp_path / "ablation/cells").mkdir(parents=True)
+    done = irpe("eval", "ablation", cwd=tmp_path)
+    assert "is an ablation: name one of its runs, in ablation/cells" in done.stderr
 
 
 def test_the_list_of_recipes(tmp_path):

@@ -77,7 +77,10 @@ def equipped_attentions(model: nn.Module) -> dict[str, nn.Module]:
     """Returns the attentions of a model that have an encoding, by name; there is at least one."""
     found = {name: module for name, module in model.named_modules() if is_equipped(module)}
     if not found:
-        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
+        raise ValueError(
+            "the model has no encodings: call irpe.equip(model, spec) first, or train the run with "
+            "--encoding"
+        )
     return found
 
 

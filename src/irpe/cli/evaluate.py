@@ -159,6 +159,8 @@ def _load(path: Path) -> tuple[Any, Config, Mapping[str, Any] | None]:
 
     if path.name == MODEL and (path.parent / RUN_FILE).is_file():
         path = path.parent  # a run knows how images are prepared
+    if (path / "cells").is_dir():
+        raise ValueError(f"{path} is an ablation: name one of its runs, in {path / 'cells'}")
     is_published = path.is_file() or path.suffix == ".pth"
     model: Any = irpe.load_published(path) if is_published else load_model(path)
     if (path / RUN_FILE).is_file():
