@@ -25,7 +25,15 @@ def build_model(config: ClassifierConfig, num_classes: int) -> nn.Module:
         "drop_path_rate": config.drop_path,
         **config.model_args,
     }
-    model = create_timm_model(config.model, arguments, config.initial == "pretrained")
+    try:
+        model = create_timm_model(config.model, arguments, config.initial == "pretrained")
+    except ValueError as error:
+        if "keyword argument 'img_size'" not in str(error):
+            raise
+        raise ValueError(
+            f"model {config.model!r} is not a vision transformer that is made for an image size: "
+            "irpe models lists those that can be equipped"
+        ) from error
     if (config.encoding, config.absolute, config.builtin_bias) != ("none", "keep", "keep"):
         equip(model, config.encoding, absolute=config.absolute, builtin_bias=config.builtin_bias)
     if config.initial is not None and config.initial != "pretrained":

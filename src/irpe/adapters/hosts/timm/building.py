@@ -110,11 +110,6 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError) as error:
         if "divisible by num_heads" in str(error):
             raise _uneven_heads(name, arguments) from error
-        if "keyword argument 'img_size'" in str(error):
-            raise ValueError(
-                f"model {name!r} is not a vision transformer that is made for an image size: "
-                "irpe models lists those that can be equipped"
-            ) from error
         raise ValueError(f"model {name!r} with {arguments}: {error}") from error
     embedding: Any = getattr(model, "patch_embed", None)
     if 0 in (getattr(embedding, "grid_size", None) or ()):
