@@ -121,15 +121,13 @@ def _run(
     """Trains, and prints what and how well; a run that is resumed has no notes."""
     from irpe.adapters.effect import warn_of_effect
     from irpe.cli.bars import ProgressBar
-    from irpe.train.checkpoint import load_checkpoint
     from irpe.train.engine import Trainer, run_to_end
     from irpe.train.processes import make_accelerator
-    from irpe.train.runs import CHECKPOINT
     from irpe.train.signals import StoppedError
-    from irpe.train.task import open_task
+    from irpe.train.start import open_run
 
     accelerator = make_accelerator(config.precision, device, log)
-    is_shown, checkpoint = accelerator.is_main_process, directory / CHECKPOINT
+    is_shown = accelerator.is_main_process
     if notes is not None and is_shown and any(directory.glob("[!.]*")):
         raise ValueError(
             f"{directory} is not empty: go on with --resume {directory}, or choose another --output"
@@ -138,9 +136,7 @@ def _run(
         require("transformers", "transformers")
     try:
         with ProgressBar() as bar:
-            with accelerator.local_main_process_first():  # it may download or compute features
-                weights = load_checkpoint(checkpoint)["model"] if checkpoint.exists() else None
-                task = open_task(config, bar, weights)
+            task = open_run(config, directory, accelerator, bar)
             trainer = Trainer(task, directory, accelerator, bar)
             fitted = run_to_end(
                 trainer, partial(_begin, trainer, notes or []) if is_shown else None
