@@ -55,7 +55,7 @@ class AblationReport:
         failures: What to say of cells that failed.
         searches: The search for the rates of tables, by row, where there was one.
 
-    Example:
+    Examples:
         >>> import irpe.ablation
         >>> report = irpe.ablation.ablate(ablation)  # doctest: +SKIP
         >>> print(*report.answer())  # doctest: +SKIP

@@ -32,7 +32,7 @@ def parameter_groups(
             the optimizer's own, in the second group.
         table_lr: The learning rate of the tables, as a multiple of `lr`. [`irpe.core.rates`]
 
-    Example:
+    Examples:
         >>> import irpe, timm, torch
         >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
         >>> optimizer = torch.optim.AdamW(irpe.parameter_groups(model, 0.05, lr=1e-4))
@@ -72,7 +72,7 @@ def scale_table_rates(
         model: The equipped model.
         table_lr: The learning rate of the tables, as a multiple of that of the layer.
 
-    Example:
+    Examples:
         >>> import irpe, timm, timm.optim
         >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
         >>> optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1e-4, weight_decay=0.05)

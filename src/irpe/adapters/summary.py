@@ -101,7 +101,7 @@ def summary(model: nn.Module, images: Tensor | None = None) -> Summary:
         images: A few images as the model takes them. With them the summary says how much of the
             attention the encoding is, and warns where that is next to nothing.
 
-    Example:
+    Examples:
         >>> import irpe, timm
         >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
         >>> print(irpe.summary(model))

@@ -42,7 +42,7 @@ class FitResult:
         history: The rows of the run's table, one per epoch.
         score: The last evaluation; `None` if the run had ended before.
 
-    Example:
+    Examples:
         >>> import irpe.recipes, irpe.train
         >>> config = irpe.recipes.RECIPES["laptop"]()
         >>> fitted = irpe.train.train(config, "runs/laptop")  # doctest: +SKIP

@@ -65,7 +65,7 @@ def read_metrics(directory: str | Path) -> dict[str, list[float]]:
     Args:
         directory: The run's directory.
 
-    Example:
+    Examples:
         >>> import irpe.train
         >>> table = irpe.train.read_metrics("runs/laptop")  # doctest: +SKIP
     """
@@ -105,7 +105,7 @@ def load_run(directory: str | Path) -> nn.Module:
     Args:
         directory: The run's directory.
 
-    Example:
+    Examples:
         >>> import irpe.train
         >>> model = irpe.train.load_run("runs/laptop")  # doctest: +SKIP
     """

@@ -38,7 +38,7 @@ def plot_weights(
         heads: The heads to draw, one a line; `None` draws their mean.
         image: The picture that the model was given, shown on the left; `None` leaves it out.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")

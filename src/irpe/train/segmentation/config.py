@@ -15,7 +15,7 @@ HEADS = ("linear", "upsampling")
 class SegmenterConfig(RunConfig):
     """A run that trains a vision transformer to segment images.
 
-    Example:
+    Examples:
         >>> import irpe.recipes
         >>> irpe.recipes.RECIPES["seg_small"]().replace(encoding="product-contextual-k").task
         'segmentation'
