@@ -28,7 +28,7 @@ _TITLE = "# Commands\n\nMade from `irpe COMMAND --help`.\n"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that follow from the code."""
     files.append(File.generated(config, "reference/commands.md", content=commands_page()))
-    files.append(File.generated(config, "explorer/page.html", content=explorer_page()))
+    files.append(File.generated(config, "explanation/explorer/page.html", content=explorer_page()))
     changes = Path("CHANGELOG.md").read_text().replace("(docs/", "(")
     files.append(File.generated(config, "changes.md", content=changes))
     return files

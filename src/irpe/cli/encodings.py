@@ -13,7 +13,7 @@ _FITS = (
     "results.md has what was measured.",
     "A trained model to fine-tune: every encoding without a * leaves its output as it is.",
     "A rotary backbone (DINOv3, EVA-02): it keeps its rotation, tables stand beside it.",
-    "Both: rope-axial+product-contextual-k. Options: docs/encodings.md.",
+    "Both: rope-axial+product-contextual-k. Options: docs/how-to/choose-encoding.md.",
 )
 
 

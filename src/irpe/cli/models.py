@@ -35,7 +35,7 @@ def models(
             return
         for library, families in SUPPORTED.items():
             typer.echo(_wrapped(library, families))
-        typer.echo("\nirpe models NAME asks about a model of timm; docs/hosts.md lists all.")
+        typer.echo("\nirpe models NAME asks about a model of timm; docs/reference lists all.")
         return
     found = {name: _ask(name) for name in names}
     if as_json:
