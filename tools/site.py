@@ -59,7 +59,9 @@ def _as_mathml(latex: str, is_block: bool) -> str:
     plain = re.sub(r"\\tag\{[^}]*\}", "", latex).replace(r"\cr", r"\\")
     if number:
         plain += rf"\qquad \text{{({number[1]})}}"
-    return convert(plain, display="block" if is_block else "inline")
+    if not is_block:
+        return convert(plain, display="inline")
+    return f'<span class="formula">{convert(plain, display="block")}</span>'
 
 
 def commands_page() -> str:
