@@ -36,10 +36,18 @@ def run(monkeypatch, folder, *arguments):
 def test_a_folder_becomes_a_model(tmp_path, monkeypatch, capsys, splits):
     for split in splits:
         write_images(tmp_path / "images" / split)
+    rates, optimizer = [], torch.optim.AdamW
+
+    def make_optimizer(groups):
+        rates.extend(group["lr"] for group in groups)
+        return optimizer(groups)
+
+    monkeypatch.setattr("torch.optim.AdamW", make_optimizer)
     output = tmp_path / "model"
-    arguments = ("--epochs", "4", "--lr", "1e-3", "--output", str(output))
+    arguments = ("--epochs", "4", "--lr", "1e-3", "--table-lr", "4", "--output", str(output))
     run(monkeypatch, tmp_path / "images", *arguments)
     out = capsys.readouterr().out
+    assert rates == [1e-3, 1e-3, 4e-3]
     assert "random weights" in out
     assert "accuracy on the held-out images 100.0 %" in out
     assert "classes in order: dark, light" in out
