@@ -96,7 +96,7 @@ def evaluate(
 
     use_threads(threads)
     accelerator = make_accelerator(precision, device)
-    model, config, normalization = _load(path, is_published)
+    model, config, preparation = _load(path, is_published)
     if not isinstance(config, SegmenterConfig) and (scale != 1 or sliding is not None):
         raise ValueError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")
     if not isinstance(config, ClassifierConfig):
@@ -125,7 +125,7 @@ def evaluate(
         config = config.replace(data=data, root=root, holdout=0.0)
     source = open_val(config, model, is_own=data is None)
     model = model.to(accelerator.device)
-    images = eval_images(source, config, normalization)
+    images = eval_images(source, config, preparation)
     with ProgressBar() as bar:
         score = score_of(model, images, accelerator, batch_size or 256, workers, bar)
     check_broken(score, config.max_broken, source)
@@ -155,7 +155,7 @@ def _kind(config: Config) -> str:
 
 
 def _load(path: Path, is_published: bool) -> tuple[Any, Config, Mapping[str, Any] | None]:
-    """Returns a model, how images are prepared for it, and their mean and deviation if known."""
+    """Returns a model, its configuration, and how its images are prepared if it is not a run."""
     import irpe
     from irpe.cli.classifiers import as_classifier
     from irpe.train.runs import read_config
@@ -168,7 +168,7 @@ def _load(path: Path, is_published: bool) -> tuple[Any, Config, Mapping[str, Any
     classifier = as_classifier(model, path)
     if classifier.note is not None:
         typer.echo(classifier.note, err=True)
-    return classifier.model, classifier.config, classifier.normalization
+    return classifier.model, classifier.config, classifier.preparation
 
 
 def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
