@@ -27,7 +27,7 @@ _PANELS = {
     "erasing mixup cutmix random_crop",
     "Run": "compile workers eval_every save_every",
 }
-_OPTIONAL = {"initial", "root", "class_names"}  # "none" unsets them
+_OPTIONAL = {"initial", "root", "class_names", "head"}  # "none" unsets them
 
 
 Command = Callable[..., None]

@@ -11,6 +11,8 @@ from irpe.adapters.equipped import table_names
 from irpe.adapters.parameter_groups import group_parameters, is_exempt
 from irpe.train.config import RunConfig
 
+_ABSOLUTE = ("pos_embed", "position_embeddings")  # learned, of timm and of transformers
+
 
 def build_optimizer(groups: list[dict[str, Any]], config: RunConfig) -> Any:
     """Returns the optimizer; its first group has the learning rate of the configuration.
@@ -103,7 +105,7 @@ def rate_fields(model: nn.Module) -> dict[str, str]:
     """
     tables = set(table_names(model))
     learned = [name for name, each in model.named_parameters() if each.requires_grad]
-    absolute = [name for name in learned if name.split(".")[-1] == "pos_embed"]
+    absolute = [name for name in learned if name.split(".")[-1] in _ABSOLUTE]
     return {
         **{name: "table_lr" for name in learned if name in tables},
         **dict.fromkeys(absolute, "absolute_lr"),
