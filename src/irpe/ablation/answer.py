@@ -31,8 +31,8 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
     idle = [row for row in rows if row.is_idle]
     others = [row for row in rows if row is not reference and not row.is_idle]
     text = [
-        f"{row.name} is no comparison: its encoding is next to nothing ({row.effect:.2%} of the "
-        f"attention); {_remedy(row)}."
+        f"{row.name} is no comparison: its encoding is next to nothing (without it the attention's "
+        f"output changes by {row.effect:.2%}); {_remedy(row)}."
         for row in idle
     ]
     choice = reference

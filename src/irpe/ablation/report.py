@@ -32,8 +32,8 @@ _MOVED = (
     "known."
 )
 _COLUMNS = (
-    "Effect: how much of the attention's output the encoding is. Step: CPU time of a training "
-    "step, one thread, relative to the fastest row."
+    "Effect: how much the attention's output changes without the encoding. Step: CPU time of a "
+    "training step, one thread, relative to the fastest row."
 )
 _SEARCH = (
     "The search for learning rates, as multiples of the model's: {} on held-out training images{}, "
@@ -204,7 +204,7 @@ def legend(measure: Measure) -> str:
 
 
 def effect_text(row: RowResult) -> str:
-    """Returns how much of the attention a row's encoding is; nothing where it has none."""
+    """Returns the effect of a row's encoding; nothing where it has none."""
     return "" if row.effect is None else f"{row.effect:.1%}" + (" (!)" if row.is_idle else "")
 
 

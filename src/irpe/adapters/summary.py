@@ -32,7 +32,7 @@ class AttentionSummary:
         num_parameters: The number of elements in all its tables.
         keeps_output: Whether equipping left the output as it was: rotary encodings, alibi-2d and
             cpvt do something from the start.
-        effect: How much of the attention's output the encoding is, from 0 on
+        effect: How much the attention's output changes without the encoding, from 0 on
             (`irpe.adapters.effect`); `None` if no images were given.
     """
 

@@ -1,11 +1,10 @@
 """`irpe encodings`: what there is to choose from."""
 
-import textwrap
 from typing import Annotated
 
 import typer
 
-from irpe.cli.formats import Format, Report
+from irpe.cli.formats import Format, Report, wrap
 
 _FITS = (
     "Start with product-contextual-k; -qkv where accuracy counts more than time.",
@@ -55,4 +54,4 @@ def _print_lines(rows: list[tuple[str, str, str]], lines: list[str]) -> None:
         typer.echo(f"{name:{width}}  {parameters:>10}  {macs:>8}\n    {line}")
     typer.echo("\n* acts from the start: the output of a trained model changes\n")
     for fit in _FITS:
-        typer.echo(textwrap.fill(f"- {fit}", 79, subsequent_indent="  "))
+        typer.echo("\n".join(wrap(fit, "- ", "  ")))

@@ -27,7 +27,7 @@ _PANELS = {
     "erasing mixup cutmix random_crop",
     "Run": "compile workers eval_every save_every",
 }
-_OPTIONAL = {"initial", "root", "class_names"}  # "none" unsets them
+_OPTIONAL = {"initial", "root", "class_names", "head"}  # "none" unsets them
 
 
 Command = Callable[..., None]
@@ -70,8 +70,8 @@ def change_config(config: C, changes: Mapping[str, Any]) -> tuple[C, list[str]]:
     except ValueError as error:
         raise ValueError(name_options(str(error), config)) from error
     notes = [
-        f"{_flag(name)} is {getattr(changed, name)}: {getattr(config, name)} of {config.epochs} "
-        f"epochs, in proportion to --epochs {changed.epochs}"
+        f"--epochs {changed.epochs} shortens {_flag(name)} to {getattr(changed, name)} (it was "
+        f"{getattr(config, name)} of {config.epochs} epochs)"
         for name in SCHEDULE_PARTS
         if name not in changes and getattr(changed, name) != getattr(config, name)
     ]

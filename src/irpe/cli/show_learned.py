@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpe.cli.load import load_model
+from irpe.cli.load import find_model, load_model
 from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
 from irpe.files import write_text
 
@@ -19,8 +19,17 @@ EPILOGS = {
     "locality": "Example: `irpe show locality runs/laptop photos/*.jpg`",
     "explorer": "Example: `irpe show explorer --run runs/laptop -o page.html`",
 }
+
+
+def _find_if_given(run: Path | None) -> Path | None:
+    return None if run is None else find_model(run)
+
+
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a run or of a saved model.")
+    Path,
+    typer.Argument(
+        metavar="RUN", help="The folder of a run or of a saved model.", callback=find_model
+    ),
 ]
 Picture = Annotated[
     Path | None,
@@ -131,7 +140,11 @@ def explorer(
     ] = Path("explorer.html"),
     run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Show what this run, or saved model, has learned."),
+        typer.Option(
+            metavar="RUN",
+            help="Show what this run, or saved model, has learned.",
+            callback=_find_if_given,
+        ),
     ] = None,
     image: Annotated[
         Path | None,

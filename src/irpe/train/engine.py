@@ -55,7 +55,7 @@ class FitResult:
 
     @property
     def effect(self) -> float | None:
-        """How much of the attention the encoding is at the end; `None` without an encoding."""
+        """The last effect: how much attention changes without the encoding; `None` without one."""
         return self.history[-1].get("effect")
 
 

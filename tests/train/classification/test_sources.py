@@ -162,7 +162,7 @@ def test_a_holdout_is_a_fixed_part_of_one_folder(tmp_path):
 @pytest.mark.parametrize("data", ["embedded", "."])
 def test_a_holdout_beside_a_split_is_refused(tmp_path, monkeypatch, data):
     monkeypatch.chdir(make_folder(tmp_path))
-    with pytest.raises(ValueError, match="has splits, use them"):
+    with pytest.raises(ValueError, match="has splits, leave it out"):
         open_images(data, holdout=0.2)
 
 
