@@ -27,7 +27,8 @@ def render_timm(rows: Iterable[TimmRow]) -> str:
     tables: dict[str, list[Sequence[object]]] = {}
     for kind, attentions, count, verdict, sentence in rows:
         models[verdict] += count
-        tables.setdefault(verdict, []).append((kind, attentions, count, reason_of(sentence)))
+        names = re.sub(r"\w+\.", "", attentions)
+        tables.setdefault(verdict, []).append((kind, names, count, reason_of(sentence)))
     title = f"# timm {version('timm')}\n\nModels with attention: {counted(models)}.\n"
     return "\n".join([title, HOW, *sections(tables, ("class", "attentions", "models", ""))])
 
