@@ -65,7 +65,7 @@ def plot_weights(
             _star_mosaic(axes, call.grid)
             share = f"{100 * call.encoding_share():.2g} % of the scores"
             axes.set_title(f"{title_of(call, head)}\nencoding: {share}")
-    label = "$b_{ij}$, share of the attention scores"
+    label = "$b_{ij}$, share of scores before softmax"
     scale_beside([axes for row in drawn for axes in row], drawn[0][-1].images[0], label)
     return figure
 
