@@ -19,9 +19,29 @@ class Format(StrEnum):
 
 
 def format_facts(facts: Mapping[str, str]) -> list[str]:
-    """Returns a line for each fact: its name, then its text."""
+    """Returns the lines of some facts: the name of each, then its text, wrapped beside it."""
     width = max(map(len, facts))
-    return [f"{name:<{width}}  {text}" for name, text in facts.items()]
+    return [
+        line
+        for name, text in facts.items()
+        for line in wrap(f"{name:<{width}}  {text}", indent=width + 2)
+    ]
+
+
+def wrap(text: str, indent: int = 0) -> list[str]:
+    """Returns a text in lines that fit in a terminal; words, paths among them, stay whole.
+
+    Args:
+        text: The text.
+        indent: The spaces before every line but the first.
+    """
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @dataclass(frozen=True)

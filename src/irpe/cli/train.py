@@ -13,7 +13,7 @@ from rich.table import Table
 
 from irpe.cli.devices import Device, Threads, use_threads
 from irpe.cli.fields import change_config, with_fields
-from irpe.cli.formats import format_facts
+from irpe.cli.formats import format_facts, wrap
 from irpe.core.choices import check_choice
 from irpe.extras import require
 from irpe.recipes import RECIPES
@@ -146,8 +146,8 @@ def _run(
             typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
         sys.exit(128 + stop.number)
     if is_shown:
-        for line in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
-            typer.echo(line, err=True)
+        for warning in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
+            typer.echo("\n".join(wrap(warning)), err=True)
         typer.echo("\n".join(_end(fitted, config, directory)))
 
 
