@@ -13,7 +13,7 @@ import timm
 import torch
 
 import irpe
-from irpe.ablation.answer import answer, find_reference
+from irpe.ablation.answer import answer, changed_settings, find_reference
 from irpe.ablation.cells import AblationConfig, Cell
 from irpe.ablation.results import Measure
 from irpe.ablation.statistics import RowResult, compare, difference
@@ -76,7 +76,8 @@ class AblationReport:
 
     def answer(self) -> list[str]:
         """Returns what to do, and what failed."""
-        return [*self.failures, *answer(self.rows, self.recipe, self.config.data)]
+        settings = changed_settings(self.config, self.recipe)
+        return [*self.failures, *answer(self.rows, self.recipe, self.config.data, settings)]
 
     def write(self, directory: Path) -> None:
         """Writes report.md, results.json and the figures to a folder."""

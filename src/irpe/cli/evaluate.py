@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from irpe.cli.devices import Device, Threads, use_threads
+from irpe.cli.devices import RUN_PANEL, Device, Threads, use_threads
 from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.evaluate_pixels import evaluate_pixels
 from irpe.cli.load import find_model, load_model
@@ -67,10 +67,18 @@ def evaluate(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Images per forward pass [256; detectors 4; segmenters 8].")
+        int | None,
+        typer.Option(
+            help="Images per forward pass [256; detectors 4; segmenters 8].",
+            rich_help_panel=RUN_PANEL,
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that load images.")] = 0,
-    precision: Annotated[str, typer.Option(help="Mixed precision: no, bf16 or fp16.")] = "no",
+    workers: Annotated[
+        int, typer.Option(help="Processes that load images.", rich_help_panel=RUN_PANEL)
+    ] = 0,
+    precision: Annotated[
+        str, typer.Option(help="Mixed precision: no, bf16 or fp16.", rich_help_panel=RUN_PANEL)
+    ] = "no",
     device: Device = "auto",
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -55,10 +55,11 @@ def weights(
 ) -> None:
     """What an encoding adds to the attention scores, b_ij (Fig. 5).
 
-    Maps of 3 x 3 reference patches, in per cent of the scores, all on one scale: an encoding that
-    does little is pale. By default the first and the last but one of the equipped attentions are
-    drawn, as in the paper: where a model reads its class token alone, the last one learns nothing
-    for patches.
+    Maps of 3 x 3 reference patches, in per cent of the scores before softmax, all on one scale: an
+    encoding that does little is pale. (The effect that irpe train prints is another measure: how
+    much the output of attention changes without the encoding.) By default the first and the last
+    but one of the equipped attentions are drawn, as in the paper: where a model reads its class
+    token alone, the last one learns nothing for patches.
     """
     from irpe.viz import plot_weights
 

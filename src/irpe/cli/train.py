@@ -1,6 +1,7 @@
 """`irpe train`: trains a recipe, or goes on with a run."""
 
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -12,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from irpe.cli.bars import format_results
-from irpe.cli.devices import Device, Threads, use_threads
+from irpe.cli.devices import RUN_PANEL, Device, Threads, use_threads
 from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts, wrap
 from irpe.cli.outputs import check_output
@@ -55,18 +56,25 @@ def train(
         Path | None, typer.Option("--output", "-o", help="Directory of the run [runs/RECIPE].")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in a directory.")] = None,
-    config_file: Annotated[
-        Path | None,
-        typer.Option("--config", help="A configuration in place of a recipe: a run's run.json."),
-    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the recipes and exit.")] = False,
     show_settings: Annotated[
         bool, typer.Option("--show", help="Print all settings as JSON, for --config, and exit.")
     ] = False,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="A configuration in place of a recipe: a run's run.json.",
+            rich_help_panel=RUN_PANEL,
+        ),
+    ] = None,
     device: Device = "auto",
     threads: Threads = None,
     log: Annotated[
-        str | None, typer.Option(help="Log to a service, too: wandb (needs the extra wandb).")
+        str | None,
+        typer.Option(
+            help="Log to a service, too: wandb (needs the extra wandb).", rich_help_panel=RUN_PANEL
+        ),
     ] = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
@@ -156,7 +164,8 @@ def _run(
             )
     except StoppedError as stop:
         if is_shown:
-            typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
+            typer.echo(str(stop), err=True)
+            typer.echo(f"go on with: irpe train --resume {shlex.quote(str(directory))}", err=True)
         sys.exit(128 + stop.number)
     if is_shown:
         for warning in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
@@ -167,18 +176,19 @@ def _run(
 def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     """Returns what was reached, where it is, and what to do next."""
     scores = {} if fitted.score is None else fitted.score.row()
+    shown = shlex.quote(str(directory))
     lines = [
         f"reached: {format_results(scores)}" if scores else "the run had ended before",
         f"model: {directory / 'model'}",
         f"table of epochs: {directory / 'metrics.csv'}",
-        f"next: irpe eval {directory}",
+        f"next: irpe eval {shown}",
     ]
     if fitted.effect is not None:
         lines.insert(
             1, f"effect: the attention's output changes by {fitted.effect:.1%} without the encoding"
         )
     if config.encoding != "none":
-        lines.append(f"      irpe show weights {directory}")
+        lines.append(f"      irpe show weights {shown}")
     return lines
 
 

@@ -144,8 +144,13 @@ class RunConfig:
         return self.replace(data=os.path.abspath(self.data)) if has_path else self
 
     def check_classes(self, classes: Sequence[str]) -> None:
-        """Raises an error unless the classes of the data are those that the run began with."""
-        if not self.classes or tuple(classes) == self.classes:
+        """Raises an error unless the classes of the data are those that the run began with.
+
+        Data without names (idx files) have the labels in their place, which fit any names.
+        """
+        labels = tuple(map(str, range(len(classes))))
+        is_unnamed = len(classes) == len(self.classes) and labels in (tuple(classes), self.classes)
+        if not self.classes or tuple(classes) == self.classes or is_unnamed:
             return
         pairs = itertools.zip_longest(classes, self.classes)
         label, (found, own) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])

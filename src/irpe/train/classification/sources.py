@@ -15,6 +15,9 @@ from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
 from irpe.train.image_lists import held_out_indices
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
+EMBEDDED_CLASSES = (
+    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot",
+)  # fmt: skip
 _SPLITS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "test", "t10k"),
@@ -165,7 +168,8 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     """Returns the images of one split, "train" or "val"."""
     _check_root(data, root)
     if data == "embedded":
-        return IdxSource(EMBEDDED, _SPLITS[split][-1] if split == "val" else split)
+        part = _SPLITS[split][-1] if split == "val" else split
+        return IdxSource(EMBEDDED, part, EMBEDDED_CLASSES)
     if data.startswith(DATASETS):
         return _open_by_name(data, split, root)
     found = _locate(data, split)

@@ -62,10 +62,11 @@ class TransformersSegmenter(nn.Module):
     Args:
         model: The network.
         stride: What the sides of an image have to be multiples of.
-        image_size: The rows and columns of the images that it is trained on.
+        crop: The rows and columns of the images that it is trained on.
         colours: The mean and deviation of these.
 
     Attributes:
+        image_size: Those rows and columns, padded.
         pretrained_cfg: The colours, where models of timm have them.
     """
 
@@ -73,12 +74,12 @@ class TransformersSegmenter(nn.Module):
         self,
         model: nn.Module,
         stride: int,
-        image_size: tuple[int, int],
+        crop: tuple[int, int],
         colours: Mapping[str, list[float]],
     ) -> None:
         super().__init__()
         self.model: Any = model
-        self.stride, self.image_size = stride, image_size
+        self.stride, self.image_size = stride, _padded(crop, stride)
         self.pretrained_cfg = dict(colours)
 
     def no_weight_decay(self) -> set[str]:
@@ -112,8 +113,7 @@ def build_transformers_segmenter(config: SegmenterConfig, is_filled: bool) -> Tr
     has_names = initial is not None and is_pretrained(initial)
     if initial is not None and has_names:
         fill_pretrained(network, initial)
-    size = config.crop_height, config.crop_width
-    model = TransformersSegmenter(network, stride, size, colours_of(config))
+    model = TransformersSegmenter(network, stride, config.input_shape[1:], colours_of(config))
     for name in unused:
         network.get_parameter(name).requires_grad_(False)
     if (config.encoding, config.absolute) != ("none", "keep"):
@@ -186,9 +186,9 @@ def _probe(config: SegmenterConfig, own: Any) -> tuple[int, list[str]]:
             network = _CLASSES[config.model](own)
         # Not by default: BEiT keeps index tensors for all its models, on the device by default.
         stride = _stride(network)
-        sides = [-(-side // stride) * stride for side in (config.crop_height, config.crop_width)]
-        for rows, columns in (sides, [sides[0] + stride, sides[1] + 2 * stride]):
-            images = torch.empty(2, 3, rows, columns, device="meta")
+        rows, columns = _padded(config.input_shape[1:], stride)
+        for size in ((rows, columns), (rows + stride, columns + 2 * stride)):
+            images = torch.empty(2, 3, *size, device="meta")
             network(pixel_values=images).logits.sum().backward()
     except _ERRORS as error:
         raise ValueError(
@@ -197,6 +197,11 @@ def _probe(config: SegmenterConfig, own: Any) -> tuple[int, list[str]]:
             "that take any size"
         ) from error
     return stride, [name for name, each in network.named_parameters() if each.grad is None]
+
+
+def _padded(size: tuple[int, int], stride: int) -> tuple[int, int]:
+    rows, columns = (-(-side // stride) * stride for side in size)
+    return rows, columns
 
 
 def _stride(network: Any) -> int:

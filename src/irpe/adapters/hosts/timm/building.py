@@ -128,6 +128,21 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
     return model
 
 
+def takes_argument(name: str, **argument: Any) -> bool:
+    """Returns whether a model of timm has an argument: a convolutional one has no `img_size`.
+
+    Args:
+        name: timm's name of the model.
+        argument: The argument, with a value.
+    """
+    try:
+        with torch.device("meta"):
+            create_timm_model(name, argument)
+    except ValueError as error:
+        return not isinstance(error.__cause__, TypeError)
+    return True
+
+
 def _uneven_heads(name: str, arguments: dict[str, Any]) -> ValueError:
     """Returns the error for a dimension that cannot be split between the heads."""
     with torch.device("meta"):  # what is not given is the model's own
