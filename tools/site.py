@@ -75,20 +75,23 @@ def _describe_all(parent: str, commands: dict[str, Any]) -> Iterator[str]:
     for name, command in commands.items():
         full_name = f"{parent} {name}"
         yield f"## `{full_name}`\n\n{command.help}\n"
-        yield from _option_tables(command.params)
+        yield _option_table(command.params)
         if command.epilog:
             yield command.epilog
         yield from _describe_all(full_name, getattr(command, "commands", {}))
 
 
-def _option_tables(parameters: Iterable[Any]) -> Iterator[str]:
+def _option_table(parameters: Iterable[Any]) -> str:
+    """Returns one table of a command's options, the panels of its help one after another."""
     panels: dict[str, list[str]] = {}
     for parameter in parameters:
         if parameter.name != "help":
             panel = getattr(parameter, "rich_help_panel", None) or "Options"
             panels.setdefault(panel, []).append(_option_row(parameter))
+    lines = ["| | |", "| --- | --- |"]
     for panel, rows in panels.items():
-        yield "\n".join([f"| {panel} | |", "| --- | --- |", *rows, ""])
+        lines += [f"| **{panel}** | |", *rows]
+    return "\n".join([*lines, ""]) if panels else ""
 
 
 def _option_row(parameter: Any) -> str:
