@@ -76,6 +76,13 @@ def anchors_of(path):
     return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
 
 
+@pytest.mark.parametrize("folder", ["src", "benchmarks", "tools", "examples", "tests"])
+def test_pages_that_code_names_exist(folder):
+    for file in (ROOT / folder).rglob("*.py"):
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", file.read_text()):
+            assert (ROOT / page).exists(), f"{file} names {page}"
+
+
 @pytest.mark.parametrize("page", [*PAGES, *SLOW_PAGES])
 def test_names_in_the_documentation_exist(page):
     """`irpe.ops.gather` and `irpe.ops.gather.bucket_sum` alike."""
