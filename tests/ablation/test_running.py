@@ -115,11 +115,13 @@ def test_no_cell_outlives_its_parent(tmp_path, data):
     command = [sys.executable, str(script), str(tmp_path), data]
     parent = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path})
     cells = small_cells(tmp_path, data, 1, epochs=5000)
-    wait_for(lambda: all((cell.directory / "checkpoint.pt").exists() for cell in cells))
-    children = [int((cell.directory / ".lock").read_text().split()[1]) for cell in cells]
-    assert all(map(is_alive, children))
-    parent.kill()
-    parent.wait()
+    try:
+        wait_for(lambda: all((cell.directory / "checkpoint.pt").exists() for cell in cells))
+        children = [int((cell.directory / ".lock").read_text().split()[1]) for cell in cells]
+        assert all(map(is_alive, children))
+    finally:
+        parent.kill()
+        parent.wait()
     wait_for(lambda: not any(map(is_alive, children)))
 
 
