@@ -12,7 +12,7 @@ from rich.table import Table
 from irpe.cli.ablation_table import LiveTable
 from irpe.cli.bars import ProgressBar
 from irpe.cli.fields import change_config, with_fields
-from irpe.cli.formats import format_facts
+from irpe.cli.formats import format_facts, wrap
 from irpe.cli.train import find_recipe
 from irpe.extras import require_installed
 from irpe.recipes import classification, segmentation
@@ -144,7 +144,7 @@ class _Screen:
 
     def begin(self, facts: dict[str, str]) -> None:
         """Prints what will run."""
-        for line in (*format_facts(facts), *self.notes):
+        for line in (*format_facts(facts), *(each for note in self.notes for each in wrap(note))):
             self.console.print(line, markup=False, soft_wrap=True)
 
     def board(self, cells: "Sequence[Cell]", title: str) -> LiveTable:
@@ -160,9 +160,9 @@ def _show(report: "AblationReport", folder: Path) -> None:
     screen = Console(highlight=False, markup=False)
     screen.print(_final_table(report.rows))
     legend = LEGEND_ON_SCREEN.format(report.rows[0].measure.name)
-    for line in (legend, *(f"- {line}" for line in report.answer())):
-        screen.print(line)
-    screen.print(f"Report: {folder / 'report' / 'report.md'}", soft_wrap=True)
+    lines = [*wrap(legend), *(each for line in report.answer() for each in wrap(line, "- ", "  "))]
+    for line in (*lines, f"Report: {folder / 'report' / 'report.md'}"):
+        screen.print(line, soft_wrap=True)
 
 
 def _choose_rows(

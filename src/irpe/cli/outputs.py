@@ -2,10 +2,10 @@
 
 import json
 import os
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
+from irpe.files import free_name
 from irpe.train.config import RUN_FILE, RunConfig
 
 _LONGEST = 60  # characters of a folder's name
@@ -25,7 +25,9 @@ def check_output(directory: Path, config: RunConfig) -> None:
         return  # the first process alone writes to it
     found = _read_settings(directory)
     if found is None:
-        raise ValueError(f"{directory} has files of others: choose a new folder, -o {directory}-2")
+        raise ValueError(
+            f"{directory} has files of others: choose a new folder, -o {free_name(directory)}"
+        )
     own = config.with_absolute_paths()
     differing = {
         name: Path(str(getattr(own, name))).name
@@ -35,7 +37,7 @@ def check_output(directory: Path, config: RunConfig) -> None:
     of = f" with other settings ({' and '.join(differing)})" if differing else ""
     raise ValueError(
         f"{directory} holds a run{of}: go on with that one, --resume {directory}, or choose "
-        f"another folder, -o {_free_name(directory, differing)}"
+        f"another folder, -o {_name_after(directory, differing)}"
     )
 
 
@@ -46,9 +48,9 @@ def _read_settings(directory: Path) -> dict[str, Any] | None:
         return None
 
 
-def _free_name(directory: Path, differing: dict[str, str]) -> Path:
+def _name_after(directory: Path, differing: dict[str, str]) -> Path:
     """Returns a folder beside another one, named after what differs, that does not exist."""
     name = "-".join([directory.name, *differing.values()])
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:_LONGEST].strip("-")
-    names = chain([name] if differing else [], (f"{name}-{index}" for index in count(2)))
-    return next(path for path in map(directory.with_name, names) if not path.exists())
+    named = directory.with_name(name)
+    return free_name(named) if named.exists() else named
