@@ -17,14 +17,25 @@ def labelled(count=8, height=32, width=48):
     return [{"pixel_values": x, "labels": i % CLASSES} for i, x in enumerate(pixels)]
 
 
+SIZES = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "patch_size": 8}
+
+
 def make_dinov2(**arguments):
     """A DINOv2 of transformers, whose tensors have other names in files than in the model."""
     import transformers
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "image_size": 32}
-    config = transformers.Dinov2Config(**{**sizes, "patch_size": 8, "num_labels": CLASSES})
+    config = transformers.Dinov2Config(**SIZES, image_size=32, num_labels=CLASSES)
     return perturb(transformers.Dinov2ForImageClassification(config, **arguments))
+
+
+def make_transformers_vit():
+    """A ViT of transformers, whose tensors have other names in files too."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**SIZES, image_size=(32, 48), num_labels=CLASSES)
+    return perturb(transformers.ViTForImageClassification(config))
 
 
 def tables_of(model):

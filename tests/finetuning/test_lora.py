@@ -111,6 +111,7 @@ def test_without_the_adapter_the_model_is_as_before(name):
     make, targets, output = MODELS[name]
     base = equipped(make()).eval()
     expected = output(copy.deepcopy(base)(pixels()))
+    effects = [each.effect for each in irpe.summary(base, pixels()).attentions]
     model = with_lora(base, targets, **TRAINED)
     for table in tables_of(model).values():
         if table.requires_grad:
@@ -118,7 +119,8 @@ def test_without_the_adapter_the_model_is_as_before(name):
     assert (output(model(pixels())) - expected).abs().max() > 0.01
     with model.disable_adapter():
         assert torch.equal(output(model(pixels())), expected)
-        assert irpe.summary(model, pixels()).attentions
+        found = [each.effect for each in irpe.summary(model, pixels()).attentions]
+    assert found == effects
 
 
 def test_a_whole_attention_can_be_a_saved_module():

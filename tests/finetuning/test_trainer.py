@@ -8,7 +8,13 @@ import pytest
 import torch
 from adapters.hosts.library_models import make_detr
 from adapters.hosts.transformers.test_towers import make_siglip2
-from finetuning.small import equipped, labelled, make_dinov2, tables_of
+from finetuning.small import (
+    equipped,
+    labelled,
+    make_dinov2,
+    make_transformers_vit,
+    tables_of,
+)
 
 import irpe
 from irpe.core.rates import TABLE_LR
@@ -85,22 +91,38 @@ def test_training_saving_and_resuming(tmp_path):
     assert_same(resumed, model)
 
 
+MODELS = {"DINOv2": make_dinov2, "ViT": make_transformers_vit}
 KINDS = ["equipped", "plain", "plain, by the names of the model"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_best_checkpoint_is_loaded_whole(tmp_path, kind, caplog, monkeypatch):
-    """transformers saves plain ViT and DINOv2 by names of earlier releases, which Trainer skips."""
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model = make_dinov2()
+def make_kind(make, kind):
+    model = make()
     if kind == "equipped":
         equipped(model, fill=False)
     elif kind != "plain":
         model.save_pretrained = functools.partial(model.save_pretrained, save_original_format=False)
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_checkpoints_are_loaded_whole(tmp_path, make, kind, caplog, monkeypatch):
+    """transformers saves plain ViT and DINOv2 by names of earlier releases, which Trainer skips."""
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = make_kind(make, kind)
     arguments = {"load_best_model_at_end": True, "metric_for_best_model": "loss"}
-    trainer = make_trainer(model, tmp_path, list(model.parameters()), **arguments)
+    trainer = make_trainer(model, tmp_path / "best", list(model.parameters()), **arguments)
     trainer.train()
     is_whole = "missing keys in the checkpoint" not in caplog.text
     assert is_whole == (kind != "plain")
     if kind == "equipped":
         assert_same(model, irpe.load_equipped(trainer.state.best_model_checkpoint))
+
+    caplog.clear()
+    whole, resumed = make_kind(make, kind), make_kind(make, kind)
+    make_trainer(whole, tmp_path / "whole", list(whole.parameters())).train()
+    trainer = make_trainer(resumed, tmp_path / "resumed", list(resumed.parameters()))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    is_whole = "missing keys in the checkpoint" not in caplog.text
+    is_same = all(map(torch.equal, whole.state_dict().values(), resumed.state_dict().values()))
+    assert is_whole == is_same == (kind != "plain")

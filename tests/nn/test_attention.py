@@ -218,8 +218,12 @@ def test_compile_without_a_graph_break(spec, impl):
     attention, x = make_attention(spec, impl=impl), tokens()
     compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
     assert_all_close(gradients(attention, x, compiled), gradients(attention, x))
-    for grid in [(5, 3), (2, 19), (7, 28)]:  # one for which no other test has made maps
-        torch.testing.assert_close(compiled(tokens(grid), grid), attention(tokens(grid), grid))
+    # Other grids are compiled anew: several once, one that no other test has made maps for always.
+    is_first = (spec, impl) == ("product-contextual-qkv", "auto")
+    for grid in [(5, 3), (2, 19), (7, 28)] if is_first else [(2, 19)]:
+        with torch.no_grad():
+            actual = compiled(tokens(grid), grid)
+        torch.testing.assert_close(actual, attention(tokens(grid), grid))
     torch._dynamo.reset()
 
 

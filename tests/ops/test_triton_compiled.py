@@ -36,8 +36,8 @@ def check(row):
 
 
 def test_few_kernels_compile(tmp_path):
-    rows = compile_variants(tmp_path / "triton.json", 0, 3, 7, 11)
-    assert [row["gpu"] for row in rows] == ["sm_80", "sm_90", "gfx942", "sm_89"]
+    rows = compile_variants(tmp_path / "triton.json", 3, 7)
+    assert [row["gpu"] for row in rows] == ["sm_90", "gfx942"]
     for row in rows:
         check(row)
 

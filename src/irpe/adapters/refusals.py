@@ -29,7 +29,8 @@ def refusal_of(model: nn.Module) -> str:
     supported = "; ".join(SUPPORTED[library] for library in libraries)
     return (
         f"{type(model).__qualname__} cannot be equipped: {found}. Supported are {supported} "
-        "(docs/hosts.md). docs/adapters.md shows how to equip an attention of your own."
+        "(docs/reference/supported-models.md). docs/how-to/own-attention.md shows how to equip an "
+        "attention of your own."
     )
 
 

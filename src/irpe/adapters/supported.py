@@ -38,7 +38,7 @@ def supported(model: nn.Module, grid: Sequence[int] | None = None) -> Support:
         model: The model.
         grid: As in `irpe.equip`, for models that do not know their own.
 
-    Example:
+    Examples:
         >>> import irpe, timm
         >>> print(irpe.supported(timm.create_model("vit_tiny_patch16_224")))
         VisionTransformer can be equipped: 12 x timm.layers.attention.Attention

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.files import write_text
 from irpe.train.segmentation.config import SegmenterConfig
 
@@ -44,7 +44,7 @@ def evaluate_pixels(
     if not 0 < scale <= 16:
         raise ValueError(f"--scale {scale} must be greater than 0, and at most 16")
     if draw:
-        require("matplotlib", "viz")
+        require_installed("viz", "matplotlib")
     from irpe.cli.bars import ProgressBar
     from irpe.train.segmentation.crops import PixelImages, WholeImages
     from irpe.train.segmentation.scores import EVAL_BATCH, evaluate

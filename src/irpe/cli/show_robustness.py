@@ -11,8 +11,9 @@ from rich.table import Table
 
 from irpe.cli.bars import ProgressBar
 from irpe.cli.evaluate import open_val
+from irpe.cli.load import find_model
 from irpe.cli.show_common import Labels, describe_runs
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
 
@@ -46,14 +47,15 @@ def robustness(
     images go right, down, left or up in turn, and black comes into view. The scores are written
     next to the picture, as FILE.json.
     """
-    require("accelerate", "train")
-    require("timm", "train")
+    require_installed("train", "accelerate", "timm")
+    require_installed("viz", "matplotlib")
+    for run in runs:
+        find_model(run)
     from irpe.ablation.robustness import collect, measure, name_groups
     from irpe.train.processes import make_accelerator
     from irpe.viz import plot_robustness, save_figure
     from irpe.viz.canvas import FORMATS, check_output
 
-    require("matplotlib", "viz")
     values = check_output(output, FORMATS).with_suffix(".json")
     check_writable(values)
     chosen = None if sizes is None else _parse("--sizes", sizes, "48,56,64")

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from irpe.cli.bars import ProgressBar
+from irpe.cli.load import find_model
 from irpe.cli.show_common import Labels, describe_runs
 from irpe.cli.show_robustness import check_once, print_curves
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
 
@@ -40,9 +41,10 @@ def sizes(
     window is as large as a crop in training. Scores are of the label maps as they are stored. They
     are written next to the picture, as FILE.json.
     """
-    require("accelerate", "train")
-    require("timm", "train")
-    require("matplotlib", "viz")
+    require_installed("train", "accelerate", "timm")
+    require_installed("viz", "matplotlib")
+    for run in runs:
+        find_model(run)
     from irpe.ablation.image_sizes import collect_sizes, measure_sizes, read_segmenter
     from irpe.ablation.robustness import name_groups
     from irpe.train.processes import make_accelerator

@@ -39,7 +39,7 @@ def rotate(
     alone. Computed in the precision of the rotation, rounded once.
     """
     even, odd = x.to(rotation.cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
-    cos, sin = rotation
+    cos, sin = rotation.cos, rotation.sin  # torch 2.12 does not compile unpacking a constant
     turned = torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1)
     return turned.flatten(-2).to(x.dtype)
 

@@ -45,7 +45,7 @@ def plot_attention(
         image: The picture that the model was given, shown on the left; `None` leaves it out.
         head: The head to draw; `None` draws the mean of all.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")

@@ -35,7 +35,7 @@ class CapturedAttention:
         rotated: Queries and keys as they enter the product, if the model rotates them.
         temperature: The learned factor of all scores that some models have in place of the scale.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -173,7 +173,7 @@ def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAtt
     Returns:
         The calls of equipped attentions, in the order in which they were made.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")

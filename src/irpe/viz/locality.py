@@ -30,7 +30,7 @@ class Locality:
         without_encoding: The same queries and keys with all tables zero.
         uniform: The distance if every patch attended to all patches alike.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -49,7 +49,7 @@ class Locality:
 def measure_locality(calls: Sequence[CapturedAttention]) -> Locality:
     """Returns the mean attended distance of each captured attention, over heads and patches.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -98,7 +98,7 @@ def plot_locality(locality: Locality) -> "Figure":
     Args:
         locality: What `measure_locality` returned.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")

@@ -38,7 +38,7 @@ def plot_weights(
         heads: The heads to draw, one a line; `None` draws their mean.
         image: The picture that the model was given, shown on the left; `None` leaves it out.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -65,7 +65,7 @@ def plot_weights(
             _star_mosaic(axes, call.grids)
             share = f"{100 * call.encoding_share():.2g} % of the scores"
             axes.set_title(f"{title_of(call, head)}\nencoding: {share}")
-    label = "$b_{ij}$, share of the attention scores"
+    label = "$b_{ij}$, share of scores before softmax"
     scale_beside([axes for row in drawn for axes in row], drawn[0][-1].images[0], label)
     return figure
 

@@ -18,7 +18,7 @@ BACKBONE, TIMM_BACKBONE = "backbone_config", "timm_backbone"  # in the model_arg
 class SegmenterConfig(RunConfig):
     """A run that trains a vision transformer to segment images.
 
-    Example:
+    Examples:
         >>> import irpe.recipes
         >>> irpe.recipes.RECIPES["seg_small"]().replace(encoding="product-contextual-k").task
         'segmentation'
