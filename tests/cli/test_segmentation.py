@@ -1,6 +1,7 @@
 """`irpe train`, `eval`, `ablate` and `show` of a segmenter, as a user calls them."""
 
 import json
+import math
 
 import pytest
 from cli.terminal import irpe
@@ -8,6 +9,7 @@ from PIL import Image
 from train.streets import CLASSES, CONFIG, VOID, make_streets, train
 
 from irpe.cli.app import app
+from irpe.cli.evaluate_pixels import _class_lines
 
 LITTLE = [
     "--model-args", json.dumps(CONFIG.model_args), "--ignore-label", str(VOID), "--crop-height",
@@ -58,6 +60,11 @@ def test_scores_are_printed_and_saved(folder, capsys):
     assert lines[1].startswith("IoU: sky ")
     assert lines[-1].endswith("val; saved in run/eval")
     assert all(len(line) < 80 for line in lines[:-1])
+
+
+def test_classes_that_do_not_occur_are_counted():
+    lines = _class_lines(["sky", "road", "car"], [90.0, math.nan, 1.25])
+    assert lines == ["IoU: sky 90.0  car 1.2  (1 neither true nor predicted)"]
 
 
 def test_other_sizes_windows_and_splits_are_other_scores(folder, capsys, tmp_path):

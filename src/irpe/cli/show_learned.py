@@ -19,6 +19,7 @@ EPILOGS = {
     "locality": "Example: `irpe show locality runs/laptop photos/*.jpg`",
     "explorer": "Example: `irpe show explorer --run runs/laptop -o page.html`",
 }
+_LONGEST = 43  # letters of a name beside four columns, in 80 characters
 
 
 def _find_if_given(run: Path | None) -> Path | None:
@@ -120,13 +121,16 @@ def locality(
     drawn as bars.
     """
     from irpe.viz import measure_locality, plot_locality
+    from irpe.viz.head_maps import short_name
 
     measured = measure_locality(_capture(run, *images or [])[0])
     figure = plot_locality(measured)
     typer.echo("mean attended distance, in patches")
-    width = max(map(len, (*measured.names, "block")))
+    is_long = max(map(len, measured.names)) > _LONGEST
+    names = [short_name(name) if is_long else name for name in measured.names]
+    width = max(map(len, (*names, "block")))
     typer.echo(f"{'block':{width}}  {'with':>7}  {'zero':>7}  {'change':>7}  {'uniform':>7}")
-    columns = (measured.names, measured.with_encoding, measured.without_encoding, measured.uniform)
+    columns = (names, measured.with_encoding, measured.without_encoding, measured.uniform)
     for name, with_it, without, uniform in zip(*columns, strict=True):
         change = with_it - without
         typer.echo(

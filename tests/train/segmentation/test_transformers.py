@@ -236,7 +236,7 @@ def test_configurations_that_cannot_be(changes, message):
     [
         (
             CONFIGS["segformer"].replace(model_args={"patch_size": 12}),
-            "model_args 'patch_size' is not an argument of transformers' Segformer; did you mean",
+            "'patch_size' is not an argument of transformers' Segformer, whose defaults .* did you",
         ),
         (CONFIGS["segformer"].replace(model_args={"depths": "many"}), "model_args .*depths"),
         (CONFIGS["segformer"].replace(absolute="sinusoid"), "Segformer has no absolute encoding"),
