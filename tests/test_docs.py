@@ -18,11 +18,10 @@ PAGES = ["README.md", *(page for page in DOCS if page not in SLOW_PAGES)]
 
 REPLACED = {
     "pretrained=True": "pretrained=False",
-    '"deit_tiny_patch16_224"), "product': '"deit_tiny_patch16_224", depth=1), "product',
-    '"deit_small_patch16_224"': '"deit_small_patch16_224", depth=2',
-    '"deit_tiny_patch16_224", num_classes': '"deit_tiny_patch16_224", depth=2, num_classes',
-    '"samvit_base_patch16"': '"samvit_base_patch16", depth=1',
-}  # fmt: skip
+    'create_model("deit_tiny_patch16_224"': 'create_model("deit_tiny_patch16_224", depth=2',
+    'create_model("deit_small_patch16_224"': 'create_model("deit_small_patch16_224", depth=2',
+    'create_model("samvit_base_patch16"': 'create_model("samvit_base_patch16", depth=1',
+}
 
 
 def run(code, page, names):
