@@ -22,10 +22,21 @@ def commands_of(text):
     lines = []
     for language, code in FENCE.findall(text):
         if language in ("", "sh"):
-            lines += code.replace("\\\n", " ").splitlines()
+            lines += whole_lines(code.replace("\\\n", " "))
     lines += re.findall(r"`([^`\n]+)`", FENCE.sub("", text))
     parts = [part.strip() for line in lines for part in line.split("&&")]
     return [part for part in parts if part.startswith(STARTS)]
+
+
+def whole_lines(code):
+    """The lines of a block; a quotation may go over several."""
+    lines = []
+    for line in code.splitlines():
+        if lines and lines[-1].partition(" #")[0].count("'") % 2:
+            lines[-1] += line
+        else:
+            lines.append(line)
+    return lines
 
 
 COMMANDS = [(page, line) for page in PAGES for line in commands_of(page.read_text())]
