@@ -1,6 +1,6 @@
 """A picture of one tile of the Triton kernels, and how many table rows tiles hold.
 
-python -m benchmarks.tile    # writes docs/figures/tile.png and prints the table of docs/kernels.md
+python -m benchmarks.tile    # writes docs/figures/tile.png, prints the table of rows in a tile
 """
 
 import argparse

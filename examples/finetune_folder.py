@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from torchvision.datasets import ImageFolder
 
 import irpe
+from irpe.hub import cached_if_unreachable
 
 TIMED_STEPS = 3  # from which the number of steps is computed that the time allows
 
@@ -68,7 +69,8 @@ def make_model(arguments: argparse.Namespace) -> nn.Module:
     size = {"img_size": arguments.image_size}
     if arguments.weights == "pretrained":
         try:
-            return timm.create_model(arguments.model, pretrained=True, **size)
+            with cached_if_unreachable():
+                return timm.create_model(arguments.model, pretrained=True, **size)
         except Exception as error:  # what it is depends on the network
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             print(f"the weights of {arguments.model} cannot be had: {reason}")
@@ -90,10 +92,7 @@ def make_datasets(folder: Path, model: nn.Module) -> tuple[Dataset, Dataset]:
     """Returns images to train, augmented, and to evaluate, both as the model wants them."""
     config = resolve_data_config({"img_size": model.patch_embed.img_size[0]}, model=model)
     config["input_size"] = (3, *model.patch_embed.img_size)
-    views = [
-        create_transform(**config, is_training=True),
-        create_transform(**{**config, "crop_pct": 1.0}),
-    ]
+    views = [create_transform(**config, is_training=True), create_transform(**config)]
     if (folder / "train").is_dir():
         return ImageFolder(folder / "train", views[0]), ImageFolder(folder / "val", views[1])
     train, val = (ImageFolder(folder, view) for view in views)

@@ -11,34 +11,17 @@ import pytest
 from irpe.adapters import hosts
 
 ROOT = Path(__file__).parents[1]
-PAGES = [
-    "README.md",
-    "docs/adapters.md",
-    "docs/detection.md",
-    "docs/encodings.md",
-    "docs/explanation/concepts.md",
-    "docs/figures.md",
-    "docs/index.md",
-    "docs/kernels.md",
-    "docs/mathematics.md",
-    "docs/performance.md",
-    "docs/positions.md",
-    "docs/reference/stability.md",
-    "docs/results.md",
-    "docs/start/first-ablation.md",
-    "docs/start/first-finetune.md",
-    "docs/start/install.md",
-    "docs/training.md",
-]
+SLOW_PAGES = ["docs/how-to/fine-tune.md", "docs/how-to/fine-tune-libraries.md"]
+DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+PAGES = ["README.md", *(page for page in DOCS if page not in SLOW_PAGES)]
 
 
 REPLACED = {
     "pretrained=True": "pretrained=False",
-    '"deit_tiny_patch16_224"), "product': '"deit_tiny_patch16_224", depth=1), "product',
-    '"deit_small_patch16_224"': '"deit_small_patch16_224", depth=2',
-    '"deit_tiny_patch16_224", num_classes': '"deit_tiny_patch16_224", depth=2, num_classes',
-    '"samvit_base_patch16"': '"samvit_base_patch16", depth=1',
-}  # fmt: skip
+    'create_model("deit_tiny_patch16_224"': 'create_model("deit_tiny_patch16_224", depth=2',
+    'create_model("deit_small_patch16_224"': 'create_model("deit_small_patch16_224", depth=2',
+    'create_model("samvit_base_patch16"': 'create_model("samvit_base_patch16", depth=1',
+}
 
 
 def run(code, page, names):
@@ -52,7 +35,7 @@ def blocks(page):
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-SLOW_PAGES = ["docs/finetuning.md"]
+PAGES_WITH_CODE = [page for page in PAGES if blocks(page)]
 NOT_OURS = (
     "ignore:.*(pin_memory|num_workers|is_gradient_checkpointing|LeafSpec|eval mode|litlogger).*"
 )
@@ -67,7 +50,7 @@ def test_python_with_other_training_libraries_runs(page, tmp_path, monkeypatch, 
     test_python_in_the_documentation_runs(page, tmp_path, monkeypatch, capsys)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", PAGES_WITH_CODE)
 def test_python_in_the_documentation_runs(page, tmp_path, monkeypatch, capsys):
     pytest.importorskip("timm", reason="needs the extra 'timm'")
     pytest.importorskip("transformers", reason="needs the extra 'transformers'")
@@ -79,16 +62,31 @@ def test_python_in_the_documentation_runs(page, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])  # MkDocs checks the others
 def test_links_in_the_documentation_lead_somewhere(page):
-    text = (ROOT / page).read_text()
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if "://" not in link]
-    assert all((ROOT / page).parent.joinpath(link).exists() for link in links), links
+    for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text()):
+        if "://" not in link:
+            path, _, anchor = link.partition("#")
+            assert (ROOT / path).exists(), link
+            assert not anchor or anchor in anchors_of(ROOT / path), link
+
+
+def anchors_of(path):
+    """The anchors of the headings of a page, as MkDocs makes them."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
+
+
+@pytest.mark.parametrize("folder", ["src", "benchmarks", "tools", "examples", "tests"])
+def test_pages_that_code_names_exist(folder):
+    for file in (ROOT / folder).rglob("*.py"):
+        for page in re.findall(r"\bdocs/[\w/-]+\.md", file.read_text()):
+            assert (ROOT / page).exists(), f"{file} names {page}"
 
 
 @pytest.mark.parametrize("page", [*PAGES, *SLOW_PAGES])
 def test_names_in_the_documentation_exist(page):
     """`irpe.ops.gather` and `irpe.ops.gather.bucket_sum` alike."""
     names = re.findall(r"`(irpe(?:\.\w+)+)", (ROOT / page).read_text())
-    for name in set(names) - {"irpe.json"}:  # a file
+    for name in set(names) - {"irpe.json", "irpe.py"}:  # files
         module, rest = name, []
         while not _is_module(module):
             module, _, last = module.rpartition(".")

@@ -1,4 +1,4 @@
-"""Draws the figures of README.md and docs/figures.md again, with the commands that stand there.
+"""Draws the figures of README.md and the pages on figures again, with the commands there.
 
     irpe train laptop --encoding product-contextual-k --absolute none
     irpe train laptop -o runs/absolute
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/figures.md")
+PAGES = ("README.md", "docs/how-to/draw-figures.md", "docs/how-to/look-inside.md")
 COMMAND = re.compile(r"`((?:irpe show|chromium) [^`]*-(?:o |-screenshot=)(?:docs/|page)[^`]*)`")
 
 

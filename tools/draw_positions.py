@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/positions.md: python tools/draw_positions.py."""
+"""Draws the pictures of docs/how-to/positions.md: python tools/draw_positions.py."""
 
 from pathlib import Path
 

@@ -28,7 +28,7 @@ _TITLE = "# Commands\n\nMade from `irpe COMMAND --help`.\n"
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages that follow from the code."""
     files.append(File.generated(config, "reference/commands.md", content=commands_page()))
-    files.append(File.generated(config, "explorer/page.html", content=explorer_page()))
+    files.append(File.generated(config, "explanation/explorer/page.html", content=explorer_page()))
     changes = Path("CHANGELOG.md").read_text().replace("(docs/", "(")
     files.append(File.generated(config, "changes.md", content=changes))
     return files
@@ -59,7 +59,9 @@ def _as_mathml(latex: str, is_block: bool) -> str:
     plain = re.sub(r"\\tag\{[^}]*\}", "", latex).replace(r"\cr", r"\\")
     if number:
         plain += rf"\qquad \text{{({number[1]})}}"
-    return convert(plain, display="block" if is_block else "inline")
+    if not is_block:
+        return convert(plain, display="inline")
+    return f'<span class="formula">{convert(plain, display="block")}</span>'
 
 
 def commands_page() -> str:
@@ -73,20 +75,23 @@ def _describe_all(parent: str, commands: dict[str, Any]) -> Iterator[str]:
     for name, command in commands.items():
         full_name = f"{parent} {name}"
         yield f"## `{full_name}`\n\n{command.help}\n"
-        yield from _option_tables(command.params)
+        yield _option_table(command.params)
         if command.epilog:
             yield command.epilog
         yield from _describe_all(full_name, getattr(command, "commands", {}))
 
 
-def _option_tables(parameters: Iterable[Any]) -> Iterator[str]:
+def _option_table(parameters: Iterable[Any]) -> str:
+    """Returns one table of a command's options, the panels of its help one after another."""
     panels: dict[str, list[str]] = {}
     for parameter in parameters:
         if parameter.name != "help":
             panel = getattr(parameter, "rich_help_panel", None) or "Options"
             panels.setdefault(panel, []).append(_option_row(parameter))
+    lines = ["| | |", "| --- | --- |"]
     for panel, rows in panels.items():
-        yield "\n".join([f"| {panel} | |", "| --- | --- |", *rows, ""])
+        lines += [f"| **{panel}** | |", *rows]
+    return "\n".join([*lines, ""]) if panels else ""
 
 
 def _option_row(parameter: Any) -> str:

@@ -1,6 +1,7 @@
 """Optional packages: imported when they are needed, asked for by the name of their extra."""
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 
@@ -16,6 +17,22 @@ def require(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise ModuleNotFoundError(
-            f"{module} is not installed: pip install 'irpe[{extra}]'", name=error.name
-        ) from None
+        raise _missing(module, extra) from None
+
+
+def require_installed(extra: str, *modules: str) -> None:
+    """Raises the error of `require` if an optional module is not installed, and imports none.
+
+    Args:
+        extra: The extra of irpe that installs them.
+        modules: Their names.
+    """
+    for module in modules:
+        if importlib.util.find_spec(module) is None:
+            raise _missing(module, extra)
+
+
+def _missing(module: str, extra: str) -> ModuleNotFoundError:
+    return ModuleNotFoundError(
+        f"{module} is not installed: pip install 'irpe[{extra}]'", name=module
+    )

@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -22,6 +23,12 @@ _NOT_A_ZIP = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OSError,
     OverflowError, RuntimeError, ValueError,
 )  # fmt: skip
+
+
+def free_name(path: Path) -> Path:
+    """Returns the path of nothing yet, beside another one: its name with a number after it."""
+    numbered = (path.with_name(f"{path.name}-{index}") for index in count(2))
+    return next(each for each in numbered if not each.exists())
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:

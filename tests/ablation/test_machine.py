@@ -1,5 +1,7 @@
 """How many cells fit on a machine."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from irpe.ablation import machine
@@ -48,3 +50,14 @@ def test_without_a_known_limit_cores_decide(monkeypatch):
     monkeypatch.setattr(machine, "available_memory", lambda: None)
     assert choose_jobs(None, 12, 10**15, 0) == 4
     assert choose_jobs(9, 3, 10**15, 0) == 3
+
+
+def test_what_this_process_did_before_is_not_what_a_cell_needs(monkeypatch):
+    """An ablation after other work in one process was refused on a machine with little memory."""
+    resource = pytest.importorskip("resource")
+    for taken, expected in ((200 * 1024, 200 * 1024**2), (8 * 1024**2, 1000 * MEGABYTE)):
+        usage = SimpleNamespace(ru_maxrss=taken)
+        monkeypatch.setattr(resource, "getrusage", lambda _, usage=usage: usage)
+        monkeypatch.setattr(machine.sys, "platform", "linux")
+        assert machine.program_memory() == expected
+    assert choose_jobs(None, 4, machine.program_memory() + 50 * MEGABYTE, 0) == 2

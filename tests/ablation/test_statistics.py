@@ -1,17 +1,20 @@
 """Differences that the data supports, and words that claim no more."""
 
+import json
 import math
 import re
+import shlex
 
 import pytest
 import torch
 
-from irpe.ablation.answer import answer, describe
+from irpe.ablation.answer import answer, changed_settings, describe
 from irpe.ablation.costs import RowCost
 from irpe.ablation.report import legend, markdown_table, sentences
 from irpe.ablation.results import ClassifierResult, SegmenterResult
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import collect_rows, compare
+from irpe.recipes import RECIPES
 from irpe.train.segmentation.scores import ClassCounts
 
 ENCODINGS = {
@@ -88,6 +91,34 @@ def test_a_better_row_is_recommended_the_cheapest_of_equals():
     )
 
 
+def test_one_row_is_no_comparison():
+    words = answer([row("K", 90, 92)], "laptop", "cats")
+    assert words[0] == "One row: there is nothing to compare it with."
+    assert words[-1] == "Next: the same command with another row, as in --row absolute=none,keep"
+    words = answer([row("absolute", 90, 92)], "laptop", "cats")
+    assert words[-1].endswith("--row K=product-contextual-k")
+
+
+def test_the_next_command_has_the_settings_of_the_ablation():
+    own = RECIPES["laptop_64"]()
+    assert changed_settings(own.replace(data="x", seed=3, table_lr=2.0), "laptop_64") == ""
+    changed = own.replace(
+        holdout=0.2, epochs=1, warmup_epochs=0, compile=True, model_args={"patch_size": 16}
+    )
+    settings = changed_settings(changed, "laptop_64")
+    rows = [row("absolute", 60, 60), row("K", 90, 92)]
+    command = answer(rows, "laptop_64", "my cats", settings)[-1].removeprefix("Next: irpe train ")
+    name, *options = shlex.split(command)
+    given = dict(zip(options, [*options[1:], ""], strict=True))
+    assert name == "laptop_64"
+    assert given["--data"] == "my cats"
+    assert (given["--holdout"], given["--epochs"], given["--warmup-epochs"]) == ("0.2", "1", "0")
+    assert json.loads(given["--model-args"]) == {"patch_size": 16}
+    assert "--compile" in options
+    assert (given["--encoding"], given["--absolute"]) == ("product-contextual-k", "none")
+    assert "--lr" not in options
+
+
 def test_a_tie_that_costs_more_is_not_worth_it():
     rows = [row("absolute", 60, 64, moved=20), row("K", 61, 63, moved=50, step=2.0)]
     words = answer(rows, "laptop", "embedded")
@@ -117,7 +148,8 @@ def test_what_does_not_help_is_said():
 def test_an_encoding_that_did_nothing_is_no_comparison():
     rows = [row("absolute", 60, 64), row("K", 90, 94, effect=0.0001)]
     words = answer(rows, "laptop", "embedded")
-    assert words[0].startswith("K is no comparison: its encoding is next to nothing (0.01% of ")
+    assert words[0].startswith("K is no comparison: its encoding is next to nothing (without it")
+    assert "the attention's output changes by 0.01%)" in words[0]
     assert not any("use K" in line for line in words)
     assert "0.0% (!)" in markdown_table(rows)
 

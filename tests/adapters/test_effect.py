@@ -58,7 +58,8 @@ def test_a_summary_with_images_tells_the_effect_and_warns():
     assert text[0].endswith("parameters  effect")
     assert text[1].endswith("0.0%")
     assert text[-2] == "without the encoding, the output of attention changes by 0.0%"
-    assert text[-1].startswith("warning: the encoding is next to nothing (0.00% of the attention)")
+    assert text[-1].startswith("warning: the encoding is next to nothing (without it")
+    assert "output changes by 0.00%)" in text[-1]
     found = irpe.summary(perturb(model), images())
     assert found.effect == pytest.approx(sum(a.effect for a in found.attentions) / 2)
     assert "warning" not in str(found)

@@ -54,6 +54,22 @@ def test_optimizers_of_timm_do_not_decay_tables(make, twin, arguments):
             assert decay[id(parameter)] > 0
 
 
+def test_a_plain_model_has_the_same_groups_but_for_the_tables():
+    plain, settings = make_vit(), {"weight_decay": 0.1, "lr": 1e-3, "table_lr": 5.0}
+    equipped = irpe.equip(copy.deepcopy(plain), SPEC)
+    names = {id(p): name for model in (plain, equipped) for name, p in model.named_parameters()}
+    *shared, tables = irpe.parameter_groups(equipped, **settings)
+    found = irpe.parameter_groups(plain, **settings)
+    for group in (*found, *shared):
+        group["params"] = [names[id(p)] for p in group["params"]]
+    assert found == shared
+    assert tables["lr"] == 5e-3
+    optimizer = create_optimizer_v2(plain, opt="adamw", lr=1e-3)
+    before = [dict(group) for group in optimizer.param_groups]
+    irpe.scale_table_rates(optimizer, plain)
+    assert [dict(group) for group in optimizer.param_groups] == before
+
+
 def test_no_weight_decay_of_a_copy_is_about_the_copy():
     model = irpe.equip(make_vit(), SPEC, layers=[0])
     twin = irpe.equip(copy.deepcopy(model), SPEC, layers=[1])

@@ -53,6 +53,5 @@ def test_summary_as_text():
 
 
 def test_a_plain_model_has_no_summary():
-    for function in (irpe.summary, lambda model: irpe.parameter_groups(model, 0.1)):
-        with pytest.raises(ValueError, match=r"call irpe\.equip"):
-            function(make_vit())
+    with pytest.raises(ValueError, match=r"call irpe\.equip"):
+        irpe.summary(make_vit())

@@ -62,18 +62,18 @@ def test_the_preparation_of_an_image_processor_is_used(tmp_path):
     write_images(tmp_path / "data", 32)
     processor = tmp_path / "model" / "preprocessor_config.json"
     processor.write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}))
-    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    done = command("eval", "model", "--data", ".", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "mean (0.1, 0.2, 0.3), std (1.0, 1.0, 1.0)" in done.stderr
     processor.write_text("{}")
-    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    done = command("eval", "model", "--data", ".", cwd=tmp_path)
     assert done.returncode == 1
     assert "preprocessor_config.json is damaged" in done.stderr
 
 
 def test_images_that_are_not_square(tmp_path):
     irpe.save_equipped(irpe.equip(make_vit(), SPEC), tmp_path / "model")
-    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    done = command("eval", "model", "--data", ".", cwd=tmp_path)
     assert done.returncode == 1
     assert "images of (16, 40) pixels; irpe eval crops squares" in done.stderr
 
@@ -81,14 +81,14 @@ def test_images_that_are_not_square(tmp_path):
 def test_a_model_that_is_not_a_classifier(tmp_path):
     model = transformers.ViTModel(make_vit(image_size=32).config)
     irpe.save_equipped(irpe.equip(model, SPEC), tmp_path / "model")
-    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    done = command("eval", "model", "--data", ".", cwd=tmp_path)
     assert done.returncode == 1
     assert "holds a ViTModel, which is not an image classifier" in done.stderr
 
 
 def test_an_encoder_of_torch_nn(tmp_path):
     irpe.save_equipped(irpe.equip(make_encoder(), SPEC, grid=(2, 3)), tmp_path / "model")
-    done = command("eval", "model", "--data", "data", cwd=tmp_path)
+    done = command("eval", "model", "--data", ".", cwd=tmp_path)
     assert done.returncode == 1
     assert "internal" not in done.stderr
 

@@ -1,10 +1,12 @@
 """Short runs, configurations as files, and what a command says at its end."""
 
 import json
+from subprocess import PIPE
 
 import pytest
 from cli.terminal import irpe
 from PIL import Image
+from train.processes import start
 
 pytest.importorskip("typer", reason="needs the extra 'cli'")
 pytest.importorskip("timm", reason="needs the extra 'train'")
@@ -20,8 +22,8 @@ TINY = '{"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 7}'
 def test_fewer_epochs_shrink_the_schedule_and_more_do_not(epochs, expected):
     changed, notes = change_config(RECIPES["laptop"](), {"epochs": epochs})
     assert (changed.epochs, changed.warmup_epochs) == (epochs, expected)
-    said = "--warmup-epochs is 0: 1 of 5 epochs, in proportion to --epochs "
-    assert [note.startswith(said) for note in notes] == [True] * (expected == 0)
+    said = f"--epochs {epochs} shortens --warmup-epochs to 0 (it was 1 of 5 epochs)"
+    assert notes == [said] * (expected == 0)
 
 
 def test_a_note_comes_when_the_run_begins_and_not_before_an_error(tmp_path):
@@ -33,10 +35,73 @@ def test_a_note_comes_when_the_run_begins_and_not_before_an_error(tmp_path):
     assert done.returncode == 1
     assert "--warmup-epochs" not in done.stderr
     done = irpe("train", *short, "--data", "data", cwd=tmp_path)
-    assert done.stderr.index("output") < done.stderr.index("--warmup-epochs is 0: 1 of 5 epochs")
+    assert done.stderr.index("output") < done.stderr.index("shortens --warmup-epochs to 0")
     done = irpe("ablate", "--epochs", "1", "--jobs", "0", cwd=tmp_path)
     assert "--jobs 0" in done.stderr
     assert "--warmup-epochs" not in done.stderr
+
+
+def test_a_recipe_without_an_encoding_says_which_option_gives_one(tmp_path):
+    for name in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("L", (28, 28)).save(tmp_path / "data" / name / "0.png")
+    short = ["laptop", "--epochs", "1", "--model-args", TINY, "--batch-size", "2", "--data", "data"]
+    said = "no relative encoding: --encoding product-contextual-k would give it one"
+    assert said in irpe("train", *short, "-o", "a", cwd=tmp_path).stderr
+    chosen = irpe("train", *short, "-o", "b", "--encoding", "none", cwd=tmp_path)
+    assert chosen.returncode == 0
+    assert said not in chosen.stderr
+    given = irpe("train", *short, "-o", "c", "--encoding", "shaw", cwd=tmp_path)
+    assert given.returncode == 0
+    assert said not in given.stderr
+    for done in (chosen, given):
+        assert max(map(len, (done.stderr + done.stdout).splitlines())) <= 80
+
+
+WITHOUT_TORCH = [
+    "train no_such_recipe", "train laptop_64 --data nowhere", "train laptop_64 --data .",
+    "train laptop_64 --data nowhere --holdout 0.2", "train detr_small --data nowhere",
+    "train detr_small --data .", "train detr_small", "train seg_small",
+    "train seg_small --data nowhere", "train --resume nowhere", "train laptop -o taken",
+    "ablate --data nowhere", "ablate --grid 5", "eval nowhere", "eval ablation",
+    "eval taken --data nowhere", "show weights nowhere", "show tables ablation",
+    "show explorer --run nowhere", "show training nowhere", "show robustness ablation", "show no",
+    "--version", "train --list", "train laptop --show",
+]  # fmt: skip
+ASK = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from irpe.cli.main import main
+found = {}
+for command in json.loads(sys.argv[1]):
+    sys.argv, out = ["irpe", *command.split()], io.StringIO()
+    with redirect_stdout(out), redirect_stderr(out):
+        try:
+            main()
+        except SystemExit as end:
+            found[command] = str(end.code)
+    heavy = [name for name in ("torch", "timm", "accelerate", "matplotlib") if name in sys.modules]
+    if heavy:
+        sys.exit(f"{command} imports {', '.join(heavy)}")
+print(json.dumps(found))
+"""
+
+
+def test_what_is_wrong_at_sight_is_told_before_anything_slow_is_imported(tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/letter.txt").write_text("dear")
+    (tmp_path / "ablation/cells").mkdir(parents=True)
+    asked = start("-c", ASK, json.dumps(WITHOUT_TORCH), cwd=tmp_path, text=True, stdout=PIPE)
+    told = json.loads(asked.communicate()[0])
+    assert asked.returncode == 0
+    assert "has no train images" in told["train laptop_64 --data ."]
+    assert "'nowhere' does not exist" in told["train laptop_64 --data nowhere --holdout 0.2"]
+    assert "has neither annotations" in told["train detr_small --data ."]
+    assert told["train detr_small"].startswith("irpe: --data is missing: a folder in the layout")
+    assert told["train seg_small"].startswith("irpe: --data is missing: a folder of images")
+    assert "is an ablation: name one of its runs" in told["show tables ablation"]
+    fine = [command for command, code in told.items() if code == "0"]
+    assert fine == ["--version", "train --list", "train laptop --show"]
 
 
 def test_a_step_schedule_shrinks_in_proportion():

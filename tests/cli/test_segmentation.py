@@ -1,6 +1,7 @@
 """`irpe train`, `eval`, `ablate` and `show` of a segmenter, as a user calls them."""
 
 import json
+import math
 
 import pytest
 from cli.terminal import irpe
@@ -8,6 +9,7 @@ from PIL import Image
 from train.streets import CLASSES, CONFIG, VOID, make_streets, train
 
 from irpe.cli.app import app
+from irpe.cli.evaluate_pixels import _class_lines
 
 LITTLE = [
     "--model-args", json.dumps(CONFIG.model_args), "--ignore-label", str(VOID), "--crop-height",
@@ -40,6 +42,8 @@ def test_a_new_user_trains_and_evaluates(folder):
     assert "mIoU" in done.stderr
     assert "next: irpe eval runs/seg_small" in done.stdout
     assert "classes   3: 0, 1, 2" in done.stderr
+    lines = (done.stderr + done.stdout).splitlines()
+    assert [line for line in lines if len(line) > 79 and str(folder) not in line] == []
 
 
 def test_scores_are_printed_and_saved(folder, capsys):
@@ -56,6 +60,11 @@ def test_scores_are_printed_and_saved(folder, capsys):
     assert lines[1].startswith("IoU: sky ")
     assert lines[-1].endswith("val; saved in run/eval")
     assert all(len(line) < 80 for line in lines[:-1])
+
+
+def test_classes_that_do_not_occur_are_counted():
+    lines = _class_lines(["sky", "road", "car"], [90.0, math.nan, 1.25])
+    assert lines == ["IoU: sky 90.0  car 1.2  (1 neither true nor predicted)"]
 
 
 def test_other_sizes_windows_and_splits_are_other_scores(folder, capsys, tmp_path):
@@ -80,6 +89,34 @@ def test_pictures(folder, tmp_path, capsys):
     with sheet, single:
         assert sheet.height > 1.5 * single.height
         assert sheet.width > 500
+
+
+SEGFORMER = {
+    "hidden_sizes": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "num_attention_heads": [1, 1, 2, 2],
+    "decoder_hidden_size": 16,
+}
+
+
+def test_a_segformer_is_trained_evaluated_and_looked_at(folder, tmp_path):
+    """Its keys are pooled: most of its attentions are on two grids."""
+    commands = (
+        ["train", "seg_small", "--data", "streets", *LITTLE[2:], "--model", "segformer",
+         "--model-args", json.dumps(SEGFORMER), "--encoding", "product-contextual-k",
+         "-o", "segformer"],
+        ["eval", "segformer", "--scale", "1.5"],
+        ["show", "weights", "segformer", "streets/images/val/0.png", "-o", tmp_path / "w.png"],
+        ["show", "attention", "segformer", "-o", tmp_path / "a.png", "--patch", "5,2",
+         "--block", "0"],
+        ["show", "locality", "segformer", "-o", tmp_path / "l.png"],
+    )  # fmt: skip
+    done = [irpe(*map(str, command), cwd=folder) for command in commands]
+    assert [each.returncode for each in done] == [0] * len(done), [e.stderr for e in done]
+    assert "segformer hidden_sizes=[8, 8, 16, 16]" in done[0].stderr
+    assert done[1].stdout.startswith("mIoU ")
+    assert "stages.3" in done[4].stdout
+    assert all((tmp_path / name).stat().st_size > 1000 for name in ("w.png", "a.png"))
 
 
 @pytest.mark.parametrize("command", ["weights", "attention"])
@@ -118,6 +155,14 @@ def test_scores_by_size_are_those_of_the_evaluation(folder, tmp_path, capsys):
             "data is missing: a folder of images with label maps",
         ),
         (["train", "seg_small", "--mixup", "0.1"], "field of segmentation 'mixup'"),
+        (
+            ["train", "seg_cityscapes", "--model", "segformer"],
+            "--head 'upsampling' is for models of timm: .* leave it out or set it to none",
+        ),
+        (
+            ["train", "seg_small", "--model", "upernet", "--model-args", "{}"],
+            "--model-args {}: upernet needs a backbone of transformers, for example",
+        ),
         (["train", "laptop", "--sliding"], "field of classification 'sliding'"),
         (["ablate", "--recipe", "seg_small", "--grid", "7"], "--grid 7 is for square images"),
     ],

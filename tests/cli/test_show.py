@@ -177,7 +177,7 @@ WRONG = {
     r"must end with \.png or \.svg": ["index", "-o", "index.pdf"],
     r"must end with \.html": ["explorer", "-o", "page.png"],
     "belong to a run": ["explorer", "--image", "a.png"],
-    "is not a training run": ["training", "RUN", "nowhere"],
+    "is not a folder: pass the folders of runs": ["training", "RUN", "nowhere"],
 }
 
 

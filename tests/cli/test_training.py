@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -26,8 +27,9 @@ def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("train")
     done = irpe("train", "laptop", "--encoding", "product-contextual-k", *QUICK, cwd=directory)
     assert done.returncode == 0, done.stderr
-    assert "model in runs/laptop/model" in done.stdout
-    assert "reached: " in done.stdout
+    assert "model: runs/laptop/model" in done.stdout
+    assert re.search(r"^reached: val \d\.\d{3}  top-1 [\d.]+  top-5 [\d.]+$", done.stdout, re.M)
+    assert "effect: the attention's output changes by 0." in done.stdout
     assert "next: irpe eval runs/laptop" in done.stdout
     assert "epoch   1/1  train" in done.stderr
     assert "images    6,000 to train on, 2,000 to evaluate on (embedded)" in done.stderr
@@ -78,7 +80,8 @@ def test_a_file_of_the_authors_can_be_evaluated(tmp_path):
 def test_a_directory_with_a_run_in_it_is_not_overwritten(run):
     done = irpe("train", "laptop", cwd=run)
     assert done.returncode == 1
-    assert "runs/laptop is not empty: go on with --resume runs/laptop" in done.stderr
+    assert "runs/laptop holds a run with other settings (encoding)" in done.stderr
+    assert "--resume runs/laptop, or choose another folder, -o runs/laptop-none" in done.stderr
 
 
 def test_resume_takes_everything_from_the_run(run):
@@ -101,8 +104,8 @@ def test_resume_takes_everything_from_the_run(run):
         (["train", "--resume", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere"], "nowhere is not a folder: pass the folder of a run"),
         (["eval", "nowhere.pth"], "nowhere.pth does not exist: fetch it from"),
-        (["eval", "nowhere", "--threads", "0"], "--threads 0 must be at least 1"),
-        (["eval", "nowhere", "--device", "gpu"], "device 'gpu' is not one of auto, cpu"),
+        (["eval", ".", "--threads", "0"], "--threads 0 must be at least 1"),
+        (["eval", ".", "--device", "gpu"], "device 'gpu' is not one of auto, cpu"),
         (["train", "laptop", "--log", "wandbb"], "--log 'wandbb' is not one of wandb"),
         (["eval", "nowhere", "--precision", "int8"], "'int8' is not one of no, bf16, fp16"),
         (["train", "laptop", "--root", "x"], "root 'x' is for datasets with a name"),
@@ -110,7 +113,7 @@ def test_resume_takes_everything_from_the_run(run):
         (["train", "laptop", "--encoding", "product-contextual-k@1e9"], "GiB in float32"),
         (["show", "buckets", "--grid", "1000000x1000000"], "would take at least"),
         (["show", "buckets", "product-contextual-k@1e300"], "write a smaller ratio or beta"),
-        (["show", "robustness", "nowhere", "--sizes", "9" * 5000], "write integers such as"),
+        (["show", "robustness", ".", "--sizes", "9" * 5000], "write integers such as"),
         (["profile", "--resolutions", "9" * 5000], "write sizes such as"),
         (["train", "laptop", "--model", "resnet18"], "'resnet18' is not a vision transformer"),
         (["ablate", "--table", "7"], "--table '7' is not one of 1, 2, 3, 4, modern"),

@@ -57,6 +57,50 @@ def test_a_folder_becomes_a_model(tmp_path, monkeypatch, capsys, splits):
     assert all(table.any() for table in tables)
 
 
+def test_irpe_eval_prepares_images_as_the_example_does(tmp_path):
+    import timm
+
+    from irpe.cli.classifiers import as_classifier
+    from irpe.train.classification.sources import open_evaluation
+    from irpe.train.classification.transforms import eval_images
+    from irpe.train.sampling import Sample
+
+    write_images(tmp_path / "train", 1)
+    write_images(tmp_path / "val", 3)
+    example = runpy.run_path(EXAMPLE)
+    for name in ("deit_tiny_patch16_224", "vit_tiny_patch16_224", "deit3_small_patch16_224"):
+        model = timm.create_model(name, depth=1, img_size=32)  # with crops of 0.9 and 1.0
+        _, expected = example["make_datasets"](tmp_path, model)
+        classifier = as_classifier(model, tmp_path)
+        assert classifier.note is None
+        source = open_evaluation(str(tmp_path))
+        images = eval_images(source, classifier.config, classifier.preparation)
+        assert len(source) == len(expected) == 6
+        found = {source.filename(i): images[Sample(0, i, i)][0] for i in range(6)}
+        for index, (path, _) in enumerate(expected.samples):
+            assert torch.equal(found[path], expected[index][0]), (name, path)
+
+
+def test_without_a_network_the_example_does_not_wait(monkeypatch, capsys):
+    """The hub retries for a minute; a connection that fails tells as much."""
+    from argparse import Namespace
+
+    def refuse(*_):
+        raise OSError("no network")
+
+    monkeypatch.setattr("irpe.hub.getproxies", dict)
+    monkeypatch.setattr("socket.create_connection", refuse)
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits for {seconds} s"))
+    make_model = runpy.run_path(EXAMPLE)["make_model"]
+    model = make_model(
+        Namespace(model="vit_pe_core_tiny_patch16_384", image_size=32, weights="pretrained")
+    )
+    out = capsys.readouterr().out
+    assert "the weights of vit_pe_core_tiny_patch16_384 cannot be had" in out
+    assert "random weights" in out
+    assert model.patch_embed.img_size == (32, 32)
+
+
 def test_a_folder_without_classes_is_refused(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="has 0 folders: at least two classes are needed"):
         run(monkeypatch, tmp_path)

@@ -1,6 +1,6 @@
 """`python -m tests.hostile [AREA ...]`: runs the campaign, or some areas of it.
 
-The counts go to docs/reliability.md; those of areas that are not run stay.
+The counts go to docs/explanation/reliability.md; those of areas that are not run stay.
 """
 
 import argparse

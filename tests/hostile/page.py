@@ -1,8 +1,8 @@
-"""docs/reliability.md, with the counts that commands write into it."""
+"""docs/explanation/reliability.md, with the counts that commands write into it."""
 
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs/explanation/reliability.md"
 
 
 def read(name):

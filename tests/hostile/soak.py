@@ -2,9 +2,9 @@
 
 Runs are killed, stopped, short of disk space, and see the clock and the times of their files jump.
 Each must end with the weights, the optimizer and the table of an undisturbed run, bit for bit. With
-`--write` the counts go to docs/reliability.md. The disk is a small tmpfs in a mount namespace of
-this process; where that is not permitted it is left out, and the counts say so. The clock is
-Python's `time.time`.
+`--write` the counts go to docs/explanation/reliability.md. The disk is a small tmpfs in a mount
+namespace of this process; where that is not permitted it is left out, and the counts say so. The
+clock is Python's `time.time`.
 """
 
 import argparse
@@ -171,7 +171,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", action="store_true", help="write docs/reliability.md")
+    parser.add_argument("--write", action="store_true", help="write the counts to the docs")
     given = parser.parse_args()
     torch.set_num_threads(1)
     has_disk = mounts.enter_namespace()

@@ -1,4 +1,4 @@
-"""The costs in docs/encodings.md are those of the models."""
+"""The costs on the pages of encodings are those of the models."""
 
 import re
 from pathlib import Path
@@ -11,8 +11,9 @@ from irpe.core.encodings import NAMES
 from irpe.core.methods import METHODS
 from irpe.profile.cost import count
 
-PAGE = (Path(__file__).parents[2] / "docs/encodings.md").read_text()
-COSTS = re.findall(r"^`(\S+)`: ([-+][\d,]+) parameters, \+([\d.]+) M MACs", PAGE, re.MULTILINE)
+FOLDER = Path(__file__).parents[2] / "docs/explanation"
+PAGES = "\n".join(path.read_text() for path in FOLDER.glob("encodings-*.md"))
+COSTS = re.findall(r"^`(\S+)`: ([-+][\d,]+) parameters, \+([\d.]+) M MACs", PAGES, re.MULTILINE)
 DEIT_S = "deit_small_patch16_224"
 
 

@@ -47,7 +47,7 @@ def test_every_segmenter_can_be_built_and_tells_command_cost_and_score(name):
 
 
 def test_the_detectors_of_the_paper_are_those_of_the_documentation():
-    page = (Path(__file__).parents[2] / "docs/detection.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/how-to/detect.md").read_text()
     lines = re.findall(
         r"^\| \d+ \| `(\w+)` \| (\w+) \| (\S+).* \| (\d+) \| ([\d.]+) \|", page, re.M
     )

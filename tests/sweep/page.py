@@ -1,56 +1,68 @@
-"""docs/hosts.md: the verdicts of the sweep as tables."""
+"""The verdicts of the sweep as two pages of the reference, one for each library."""
 
 import importlib.metadata
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 COMMAND = "python -m tests.sweep"
-INTRODUCTION = f"""# Hosts
-
-Every class of timm and transformers that the sweep saw, and whether `irpe.equip` takes it. Made by
-
-```
-{COMMAND}
-```
-
-A model is built on the meta device and equipped with `product-contextual-k`. One of each kind that
-is not too large is then run with random weights: zero tables must leave its output as it is, random
-tables must change it ("run"). *equipped*: the attentions named have an encoding. *refused*: the
-sentence is the reason that the error gives. *not built*: the library itself could not build the
-class from its defaults. [adapters.md](adapters.md) shows how hosts are used, and how to equip an
-attention of your own.
+HOW = f"""Made by `{COMMAND}`: a model is built on the meta device and equipped with
+`product-contextual-k`. One of each kind that is not too large is then run with random weights: zero
+tables must leave its output as it is, random tables must change it ("run"). The same by families:
+[supported models](supported-models.md).
 """
+MEANINGS = {
+    "equipped": "These attentions have an encoding.",
+    "refused": "The sentence is the reason that the error gives.",
+    "not built": "The library itself could not build the class from its defaults.",
+}
+
+TimmRow = tuple[str, str, int, str, str]  # class, attentions, number of models, verdict, sentence
+OtherRow = tuple[str, str, str, str]  # class, model type, verdict, sentence
 
 
-def render(timm_rows: Iterable[Sequence[object]], other_rows: Iterable[Sequence[object]]) -> str:
-    """Returns the page.
+def render_timm(rows: Iterable[TimmRow]) -> str:
+    """Returns the page of timm's models."""
+    models = Counter[str]()
+    tables: dict[str, list[Sequence[object]]] = {}
+    for kind, attentions, count, verdict, sentence in rows:
+        models[verdict] += count
+        names = re.sub(r"\w+\.", "", attentions)
+        tables.setdefault(verdict, []).append((kind, names, count, reason_of(sentence)))
+    title = f"# timm {version('timm')}\n\nModels with attention: {counted(models)}.\n"
+    return "\n".join([title, HOW, *sections(tables, ("class", "attentions", "models", ""))])
 
-    Args:
-        timm_rows: Class, attentions, number of models, verdict, sentence.
-        other_rows: Class, model type, verdict, sentence.
-    """
-    timm_rows, other_rows = ([with_reason(row) for row in rows] for rows in (timm_rows, other_rows))
-    models = Counter[object]()
-    for row in timm_rows:
-        models[row[3]] += row[2] if isinstance(row[2], int) else 0
-    classes = Counter(row[2] for row in other_rows)
-    parts = [
-        INTRODUCTION,
-        f"## timm {version('timm')}\n",
-        f"Models with attention: {counted(models)}.\n",
-        table(("class", "attentions", "models", "verdict", ""), timm_rows),
-        f"\n## transformers {version('transformers')}\n",
-        f"Classes that take images: {counted(classes)}.\n",
-        table(("class", "model type", "verdict", ""), other_rows),
+
+def render_transformers(rows: Iterable[OtherRow]) -> str:
+    """Returns the page of transformers' classes, a row for those of one type with one reason."""
+    classes = Counter[str]()
+    kinds: dict[tuple[str, str, str], list[str]] = {}
+    for kind, model_type, verdict, sentence in rows:
+        classes[verdict] += 1
+        kinds.setdefault((verdict, model_type, reason_of(sentence)), []).append(kind)
+    tables: dict[str, list[Sequence[object]]] = {}
+    for (verdict, model_type, reason), names in kinds.items():
+        tables.setdefault(verdict, []).append((model_type, ", ".join(names), reason))
+    title = f"# transformers {version('transformers')}\n"
+    count = f"Classes that take images: {counted(classes)}.\n"
+    return "\n".join([title, count, HOW, *sections(tables, ("model type", "classes", ""))])
+
+
+def sections(tables: dict[str, list[Sequence[object]]], heads: Sequence[str]) -> list[str]:
+    """Returns a section for each verdict, those that can be used first."""
+    return [
+        f"## {verdict.capitalize()}\n\n{meaning}\n\n{table(heads, rows)}"
+        for verdict, meaning in MEANINGS.items()
+        if (rows := sorted(tables.get(verdict, []), key=str))
     ]
-    return "\n".join(parts)
 
 
-def with_reason(row: Sequence[object]) -> Sequence[object]:
-    """Returns a row whose sentence is the reason alone, out of the whole error message."""
-    *rest, sentence = row
-    reason = str(sentence).partition("cannot be equipped: ")[2] or str(sentence)
-    return *rest, reason.partition(". Supported are")[0]
+def reason_of(sentence: str) -> str:
+    """Returns the reason alone, out of the whole error message, with short names of classes."""
+    reason = sentence.partition("cannot be equipped: ")[2] or sentence
+    return re.sub(
+        r"\b(?:timm|transformers)\.(?:\w+\.)+", "", reason.partition(". Supported are")[0]
+    )
 
 
 def version(library: str) -> str:
@@ -58,9 +70,9 @@ def version(library: str) -> str:
     return importlib.metadata.version(library)
 
 
-def counted(verdicts: Counter[object]) -> str:
+def counted(verdicts: Counter[str]) -> str:
     """Returns how many there are of each verdict."""
-    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items(), key=str))
+    return ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -20,16 +20,19 @@ def test_rows_of_some_models():
     assert rows[1].sentence == "EvaAttention"
 
 
-SENTENCE = "E cannot be equipped: it has no grid. Supported are others. docs/adapters.md"
+REASON = "its attention is transformers.models.e.modeling_e.EAttention"
+SENTENCE = f"E cannot be equipped: {REASON}. Supported are others. docs/how-to/equip.md"
 
 
-def test_the_page_counts_models_and_classes():
+def test_the_pages_count_models_and_classes():
     timm_rows = [("a.A", "b.B", 3, "equipped", "B"), ("a.C", "b.D", 2, "refused", "x | y")]
-    text = page.render(timm_rows, [("E", "e", "refused", SENTENCE)])
+    text = page.render_timm(timm_rows)
     assert "Models with attention: 3 equipped, 2 refused." in text
-    assert "Classes that take images: 1 refused." in text
-    assert "| E | e | refused | it has no grid |" in text
-    assert "| a.C | b.D | 2 | refused | x \\| y |" in text
+    assert "| a.C | D | 2 | x \\| y |" in text
+    assert text.index("## Equipped") < text.index("| a.A |") < text.index("## Refused")
+    text = page.render_transformers([(name, "e", "refused", SENTENCE) for name in "EF"])
+    assert "Classes that take images: 2 refused." in text
+    assert "| e | E, F | its attention is EAttention |" in text
 
 
 @pytest.mark.slow

@@ -58,6 +58,14 @@ def test_the_first_class_that_differs_is_named(classes, match):
         config.check_classes(classes)
 
 
+def test_labels_without_names_fit_any_names_of_as_many_classes():
+    CONFIG.replace(classes=["bag", "boot"]).check_classes(["0", "1"])
+    CONFIG.replace(classes=["0", "1"]).check_classes(["bag", "boot"])
+    for wrong in (["0", "1", "2"], ["1", "0"]):
+        with pytest.raises(ValueError, match="other classes than the run"):
+            CONFIG.replace(classes=["bag", "boot"]).check_classes(wrong)
+
+
 def test_paths_are_absolute_and_names_are_not_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for config in (CONFIG, DETECTOR):

@@ -83,6 +83,6 @@ def test_a_run_is_described():
     )
     assert facts["encoding"] == "relative product-contextual-qkv, absolute as the model has it"
     assert facts["images"] == "48 to train on, 20 to evaluate on (embedded)"
-    assert facts["classes"] == "10: 0, 1, 2, 3, 4, ..."
+    assert facts["classes"] == "10: T-shirt, trouser, pullover, dress, coat, ..."
     assert facts["device"].startswith("cpu, ")
     assert facts["budget"] == "2 epochs, batch 8, learning rate 0.01 (7 times that for tables)"

@@ -8,6 +8,7 @@ import torch
 
 import irpe
 from irpe import viz
+from irpe.nn.encoding import RelativePositionEncoding
 from irpe.viz.head_maps import short_name
 from irpe.viz.weight_maps import reference_places, references
 
@@ -158,6 +159,33 @@ def test_attention_shows_without_with_and_the_change():
     torch.testing.assert_close(change, with_it - without)
     mean = pictures(viz.plot_attention([call]))[1]  # of the centre
     torch.testing.assert_close(mean, call.attention().mean(0)[1 + 1 * 5 + 2, 1:].view(3, 5))
+
+
+def pooled_call():
+    """Queries on 4 x 6 patches, keys on 2 x 3 cells of them."""
+    encoding = RelativePositionEncoding(irpe.RPESpec(targets="k"), 2, 8, 0)
+    torch.manual_seed(0)
+    for table in encoding.parameters():
+        torch.nn.init.normal_(table)
+    where = irpe.Positions((4, 6), irpe.PooledGrid((2, 3), 2))
+    q, k = torch.randn(1, 2, 24, 8), torch.randn(1, 2, 6, 8)
+    return viz.CapturedAttention("blocks.0.attn", encoding, q, k, where, None, None)
+
+
+def test_pooled_keys_are_drawn_on_their_own_grid():
+    call = pooled_call()
+    figure = viz.plot_attention([call], (3, 1), head=0)
+    drawn = pictures(figure)[1]
+    torch.testing.assert_close(drawn, call.attention()[0, 3 * 6 + 1].view(2, 3))
+    (star,) = figure.axes[1].lines
+    assert (star.get_ydata()[0], star.get_xdata()[0]) == (1.25, 0.25)
+    (mosaic,) = pictures(viz.plot_weights([call], heads=[0], image=viz.default_image()))[1:]
+    assert mosaic.shape == (3 * 3 - 1, 3 * 4 - 1)
+    row, column = references(irpe.Grid((4, 6)))[2][1]
+    expected = call.score_shares()[0, 6 * row + column].view(2, 3)
+    torch.testing.assert_close(mosaic[6:8, 4:7], expected)
+    with pytest.raises(ValueError, match="this picture is of one grid"):
+        _ = call.grid
 
 
 def test_costs_are_drawn_as_given():

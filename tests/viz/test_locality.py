@@ -33,7 +33,15 @@ def test_distance_is_that_of_plain_loops(grid, prefix):
     count = prefix + grid[0] * grid[1]
     weights = torch.rand(2, count, count, generator=generator).softmax(-1)
     expected = plain_distance(weights, grid, prefix)
-    assert attended_distance(weights, irpe.Grid(grid), prefix) == pytest.approx(expected)
+    assert attended_distance(weights, irpe.Positions(grid), prefix) == pytest.approx(expected)
+
+
+def test_distances_to_pooled_keys_are_those_to_their_centres():
+    keys = irpe.PooledGrid((1, 2), 2)  # at (0.5, 0.5) and (0.5, 2.5)
+    where = irpe.Positions((2, 4), keys)
+    weights = torch.tensor([1.0, 0.0]).expand(1, 8, 2)
+    expected = sum(math.hypot(r - 0.5, c - 0.5) for r in range(2) for c in range(4)) / 8
+    assert attended_distance(weights, where, 0) == pytest.approx(expected)
 
 
 def near_sighted_model():

@@ -296,6 +296,19 @@ def test_tables_of_blocks_are_shown(run_page, learned):
     assert float(text.split()[-1].rstrip(".")) == pytest.approx(largest, rel=0.01)
 
 
+OVER = """[...document.querySelectorAll("section")].flatMap((section) => {
+  const right = (element) => element.getBoundingClientRect().right;
+  return [...section.querySelectorAll("*")].filter((e) => right(e) > right(section) - 8);
+}).map((e) => e.id || e.tagName)"""
+
+
+@pytest.mark.parametrize("width", [390, 768, 1024, 1100, 1120, 1200, 1280, 1600])
+def test_nothing_runs_over_its_card(file, tmp_path, width):
+    with Page(file, tmp_path / "profile", width, 900) as page:
+        assert page.run(OVER) == []
+        assert page.run("document.documentElement.scrollWidth") <= width
+
+
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (390, True), (1280, True)])
 def test_widths_and_dark_mode(file, tmp_path, width, dark):
     with Page(file, tmp_path / "profile", width, 844, dark=dark, touch=width < 500) as page:

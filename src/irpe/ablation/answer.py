@@ -1,5 +1,8 @@
 """What to do on these images, in words: cost beside gain, and no more than the data supports."""
 
+import dataclasses
+import json
+import shlex
 import statistics
 from collections.abc import Sequence
 
@@ -10,7 +13,10 @@ from irpe.ablation.tuning import FACTORS_TEXT
 from irpe.core.encodings import Joined, parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.profile.catalogue import LINES
-from irpe.train.config import EMBEDDED
+from irpe.recipes import RECIPES
+from irpe.train.config import EMBEDDED, RunConfig
+
+_OF_ROWS = {"data", "encoding", "absolute", "seed", "table_lr", "absolute_lr"}  # named elsewhere
 
 
 def find_reference(rows: Sequence[RowResult]) -> RowResult:
@@ -19,20 +25,21 @@ def find_reference(rows: Sequence[RowResult]) -> RowResult:
     return (plain or list(rows))[0]
 
 
-def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
+def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = "") -> list[str]:
     """Returns what to do, what the encodings are, and the next command.
 
     Args:
         rows: The results.
         recipe: The recipe that every cell trained.
         data: The data, as in a configuration.
+        settings: What else the cells had in place of the recipe's own, as options.
     """
     reference = find_reference(rows)
     idle = [row for row in rows if row.is_idle]
     others = [row for row in rows if row is not reference and not row.is_idle]
     text = [
-        f"{row.name} is no comparison: its encoding is next to nothing ({row.effect:.2%} of the "
-        f"attention); {_remedy(row)}."
+        f"{row.name} is no comparison: its encoding is next to nothing (without it the attention's "
+        f"output changes by {row.effect:.2%}); {_remedy(row)}."
         for row in idle
     ]
     choice = reference
@@ -48,7 +55,15 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str) -> list[str]:
     if idle and not others:
         more = " or a higher --table-lr" if "--table-lr" in text[0] else ""
         return [*text, f"Next: the same command with more --epochs{more}, and another -o"]
-    return [*text, f"Next: {_next_command(choice, recipe, data)}"]
+    if len(rows) == 1:
+        return ["One row: there is nothing to compare it with.", *text, _another_row(reference.row)]
+    return [*text, f"Next: {_next_command(choice, recipe, data, settings)}"]
+
+
+def _another_row(row: AblationRow) -> str:
+    is_absolute = (row.encoding, row.absolute) == ("none", "keep")
+    other = "K=product-contextual-k" if is_absolute else "absolute=none,keep"
+    return f"Next: the same command with another row, as in --row {other}"
 
 
 def _remedy(row: RowResult) -> str:
@@ -156,13 +171,36 @@ def _cost(row: RowResult, reference: RowResult) -> str:
     return f"{row.cost.step / reference.cost.step:.1f}x the time of a step"
 
 
-def _next_command(choice: RowResult, recipe: str, data: str) -> str:
+def changed_settings(config: RunConfig, recipe: str) -> str:
+    """Returns what a configuration has in place of a recipe's own settings, as options.
+
+    Args:
+        config: The budget of every cell, without what its row decides.
+        recipe: The recipe.
+    """
+    if recipe not in RECIPES:
+        return ""
+    own, text = RECIPES[recipe](), ""
+    for each in dataclasses.fields(config):
+        value, is_option = getattr(config, each.name), bool(each.metadata)
+        if is_option and each.name not in _OF_ROWS and value != getattr(own, each.name):
+            name = each.name.replace("_", "-")
+            if isinstance(value, bool):
+                text += f" --{name}" if value else f" --no-{name}"
+            else:
+                written = json.dumps(value) if isinstance(value, dict) else str(value)
+                text += f" --{name} {shlex.quote(written)}"
+    return text
+
+
+def _next_command(choice: RowResult, recipe: str, data: str, settings: str) -> str:
     if len(choice.results) < 2:
         return "the same command with --seeds 3"
     if data == EMBEDDED:
         return "irpe ablate --data FOLDER (your images)"
     row = choice.row
-    options = f"--data {data} --encoding {row.encoding} --absolute {row.absolute}"
+    options = f"--data {shlex.quote(data)}{settings} --encoding {row.encoding}"
+    options += f" --absolute {row.absolute}"
     for name, factor in row.rates.items():
         options += f" --{name.replace('_', '-')} {factor:g}"
     return f"irpe train {recipe} {options}"

@@ -35,7 +35,7 @@ class Ablation:
         title: The heading of the report.
         recipe: The name of the recipe, for the command that the report ends with.
 
-    Example:
+    Examples:
         >>> import irpe.ablation, irpe.recipes
         >>> from pathlib import Path
         >>> rows, base = irpe.ablation.default_rows(), irpe.recipes.RECIPES["laptop"]()
@@ -106,7 +106,7 @@ def ablate(
         jobs: How many cells run at a time; `None`: as many as the machine can.
         display: Is told how it goes.
 
-    Example:
+    Examples:
         >>> import irpe.ablation, irpe.recipes
         >>> from pathlib import Path
         >>> rows, base = irpe.ablation.default_rows(), irpe.recipes.RECIPES["laptop"]()

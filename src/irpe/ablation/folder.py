@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from irpe.ablation.rows import AblationRow
-from irpe.files import write_text
+from irpe.files import free_name, write_text
 from irpe.train.config import RunConfig
 
 FILE = "ablation.json"  # what the folder is for
@@ -76,7 +76,7 @@ def claim_folder(
     if names:
         raise ValueError(
             f"{directory} holds another ablation, which differs in {', '.join(names)}: choose "
-            "another --output"
+            f"another --output, as in -o {free_name(directory)}"
         )
 
 

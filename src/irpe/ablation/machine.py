@@ -35,13 +35,17 @@ def available_memory() -> int | None:
 
 
 def program_memory() -> int:
-    """Returns the bytes of memory that this process has taken, at most."""
+    """Returns the bytes of memory that a cell's process takes before it trains.
+
+    As much as this one has taken at most, but for what a notebook or a test did in it before: a
+    cell starts anew, and loads the libraries alone.
+    """
     try:
         import resource
     except ImportError:  # on Windows
         return _USUAL
     unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return min(_USUAL, unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def gpus() -> list[str]:

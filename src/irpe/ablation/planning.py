@@ -59,7 +59,7 @@ def plan_runs(
         "model": f"{task.model_name}, {min(counts):,} to {max(counts):,} parameters",
         "rows": ", ".join(tasks),
         **describe_data(task),
-        "device": f"{where}, {chosen} cells at a time, one thread each",
+        "device": f"{where}, {chosen} cell{'s' * (chosen > 1)} at a time, one thread each",
         "budget": f"{seeds} seed{'s' * (seeds > 1)}, {budget}",
     }
     if trials:

@@ -13,7 +13,7 @@ import timm
 import torch
 
 import irpe
-from irpe.ablation.answer import answer, find_reference
+from irpe.ablation.answer import answer, changed_settings, find_reference
 from irpe.ablation.cells import AblationConfig, Cell
 from irpe.ablation.results import Measure
 from irpe.ablation.statistics import RowResult, compare, difference
@@ -32,8 +32,8 @@ _MOVED = (
     "known."
 )
 _COLUMNS = (
-    "Effect: how much of the attention's output the encoding is. Step: CPU time of a training "
-    "step, one thread, relative to the fastest row."
+    "Effect: how much the attention's output changes without the encoding. Step: CPU time of a "
+    "training step, one thread, relative to the fastest row."
 )
 _SEARCH = (
     "The search for learning rates, as multiples of the model's: {} on held-out training images{}, "
@@ -55,7 +55,7 @@ class AblationReport:
         failures: What to say of cells that failed.
         searches: The search for the rates of tables, by row, where there was one.
 
-    Example:
+    Examples:
         >>> import irpe.ablation
         >>> report = irpe.ablation.ablate(ablation)  # doctest: +SKIP
         >>> print(*report.answer())  # doctest: +SKIP
@@ -76,7 +76,8 @@ class AblationReport:
 
     def answer(self) -> list[str]:
         """Returns what to do, and what failed."""
-        return [*self.failures, *answer(self.rows, self.recipe, self.config.data)]
+        settings = changed_settings(self.config, self.recipe)
+        return [*self.failures, *answer(self.rows, self.recipe, self.config.data, settings)]
 
     def write(self, directory: Path) -> None:
         """Writes report.md, results.json and the figures to a folder."""
@@ -204,7 +205,7 @@ def legend(measure: Measure) -> str:
 
 
 def effect_text(row: RowResult) -> str:
-    """Returns how much of the attention a row's encoding is; nothing where it has none."""
+    """Returns the effect of a row's encoding; nothing where it has none."""
     return "" if row.effect is None else f"{row.effect:.1%}" + (" (!)" if row.is_idle else "")
 
 

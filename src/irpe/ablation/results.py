@@ -49,7 +49,7 @@ class ClassifierResult:
         seed: The seed.
         correct: For each shift of the test images: whether each one was classified correctly.
         top5: Percent of the unshifted images with the right class among the first five.
-        effect: How much of the attention the encoding is; `None` without an encoding.
+        effect: How much the attention's output changes without the encoding, if any.
     """
 
     row: str
@@ -82,7 +82,7 @@ class SegmenterResult:
         row: The name of the row.
         seed: The seed.
         images: The pixels of each class in each test image: correct, true and predicted ones.
-        effect: How much of the attention the encoding is; `None` without an encoding.
+        effect: How much the attention's output changes without the encoding, if any.
     """
 
     row: str
@@ -134,7 +134,7 @@ def make_result(
         seed: The seed.
         score: The score of its model.
         shifted: For a classifier: whether each image was classified correctly, by shift.
-        effect: How much of the attention the encoding is.
+        effect: How much the attention's output changes without the encoding.
     """
     if isinstance(score, PixelScore):
         return SegmenterResult(row, seed, score.images, effect)

@@ -19,7 +19,7 @@ class AblationRow:
         absolute: What becomes of the absolute one.
         rates: Learning rates of its own, by the field of the configuration; else as all rows.
 
-    Example:
+    Examples:
         >>> import irpe.ablation
         >>> row = irpe.ablation.AblationRow("K", "product-contextual-k", absolute="none")
     """
@@ -33,7 +33,7 @@ class AblationRow:
 def default_rows() -> list[AblationRow]:
     """Returns no position at all, absolute, and relative in several ways.
 
-    Example:
+    Examples:
         >>> import irpe.ablation
         >>> [row.name for row in irpe.ablation.default_rows()]
         ['none', 'absolute', 'product bias', 'K', 'QKV', 'absolute + QKV']
@@ -54,7 +54,7 @@ def modern_rows(side: int) -> list[AblationRow]:
     Args:
         side: The patches along a side: `decomposed` has a table row for each of their offsets.
 
-    Example:
+    Examples:
         >>> import irpe.ablation
         >>> [row.encoding for row in irpe.ablation.modern_rows(side=7)][2:5]
         ['rope-axial', 'rope-mixed', 'decomposed@7']

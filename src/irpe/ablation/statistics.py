@@ -53,7 +53,7 @@ class RowResult:
 
     @property
     def effect(self) -> float | None:
-        """How much of the attention the encoding is: the mean over the seeds."""
+        """How much the attention's output changes without the encoding: the mean over the seeds."""
         found = [result.effect for result in self.results if result.effect is not None]
         return statistics.mean(found) if found else None
 

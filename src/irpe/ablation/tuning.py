@@ -101,7 +101,7 @@ def plan_searches(rows: Sequence[AblationRow], base: AblationConfig) -> list[Sea
         config = base.replace(encoding=row.encoding, absolute=row.absolute, initial=None)
         with torch.device("meta"):
             model = _build(config)
-        fields = set(rate_fields(model, config).values())
+        fields = set(rate_fields(model).values())
         found += [Search(row, field) for field in _RATES if field in fields][:1]
     if not found:
         names = ", ".join(row.name for row in rows)

@@ -1,4 +1,4 @@
-"""How much of a model's attention its encodings are: what changes without them."""
+"""The effect of encodings: how much the output of a model's attention changes without them."""
 
 import copy
 from collections import defaultdict
@@ -59,9 +59,9 @@ def warn_of_effect(effect: float) -> list[str]:
     if effect >= NEXT_TO_NOTHING:
         return []
     return [
-        f"warning: the encoding is next to nothing ({effect:.2%} of the attention): results say "
-        "nothing about it; train longer, or raise the learning rate of its tables (table_lr, "
-        "--table-lr)"
+        "warning: the encoding is next to nothing (without it the attention's output changes by "
+        f"{effect:.2%}): results say nothing about it; train longer, or raise the learning rate of "
+        "its tables (table_lr, --table-lr)"
     ]
 
 

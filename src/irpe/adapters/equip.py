@@ -62,7 +62,7 @@ def equip(
             of its own; or "convert" that of SAM or ViTDet into our tables, which compute the same.
         impl: Which implementation of `irpe.rpe_attention` the attentions use.
 
-    Example:
+    Examples:
         >>> import irpe, timm
         >>> model = timm.create_model("vit_tiny_patch16_224", depth=2)
         >>> model = irpe.equip(model, "product-contextual-k", absolute="none")

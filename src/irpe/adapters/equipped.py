@@ -97,10 +97,14 @@ def equipped_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def table_names(model: nn.Module) -> list[str]:
-    """Returns the names of all tables in a model, and of other parameters of its encodings."""
+    """Returns the names of all tables in a model, and of other parameters of its encodings.
+
+    A plain model has none.
+    """
     generators = [f"{name}.peg.{p}" for name in equipped_blocks(model) for p in ("weight", "bias")]
     return generators + [
         f"{name}.rpe.{table}".lstrip(".")
-        for name, attention in attentions_if_any(model).items()
+        for name, attention in model.named_modules()
+        if is_equipped(attention)
         for table, _ in encoding_of(attention).named_parameters()
     ]

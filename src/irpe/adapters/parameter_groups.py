@@ -23,16 +23,17 @@ def parameter_groups(
     Tables do not decay, nor do biases, norms and what the model's own `no_weight_decay` names.
     They start at zero, and Adam moves an element by at most the learning rate in a step: in a short
     training they need a higher rate than the weights. Groups carry it as `lr` alone, which the
-    schedulers of torch and timm keep in proportion to the model's.
+    schedulers of torch and timm keep in proportion to the model's. A plain model gets the same
+    groups without tables, so that a comparison with it needs no other line.
 
     Args:
-        model: An equipped model.
+        model: An equipped model: call it after `irpe.equip`, or the tables are not trained.
         weight_decay: The decay of the first group.
         lr: The learning rate of the model. Without it the groups carry no rate, and tables learn at
             the optimizer's own, in the second group.
         table_lr: The learning rate of the tables, as a multiple of `lr`. [`irpe.core.rates`]
 
-    Example:
+    Examples:
         >>> import irpe, timm, torch
         >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
         >>> optimizer = torch.optim.AdamW(irpe.parameter_groups(model, 0.05, lr=1e-4))
@@ -69,10 +70,10 @@ def scale_table_rates(
 
     Args:
         optimizer: What `create_optimizer_v2(model, ...)` returned, with layer decay or without.
-        model: The equipped model.
+        model: The model, equipped or plain.
         table_lr: The learning rate of the tables, as a multiple of that of the layer.
 
-    Example:
+    Examples:
         >>> import irpe, timm, timm.optim
         >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
         >>> optimizer = timm.optim.create_optimizer_v2(model, "adamw", lr=1e-4, weight_decay=0.05)

@@ -120,7 +120,7 @@ def check_sites(sites: Sequence[Site]) -> None:
             raise ValueError(
                 f"{site.name} is a {type(site.attention).__qualname__} with a forward of its own, "
                 "which the encoding would replace: leave it out with layers=, or call "
-                "irpe.RelativePositionEncoding in it (docs/adapters.md)"
+                "irpe.RelativePositionEncoding in it (docs/how-to/own-attention.md)"
             )
         _check_weights(site)
         if site.check is not None:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from irpe.adapters.hosts import HOSTS, SUPPORTED, hosts_of
+from irpe.adapters.hosts import hosts_of
 
 _MOST_KINDS = 3  # named in one sentence
 
@@ -23,13 +23,10 @@ def refusal_of(model: nn.Module) -> str:
         found = f"its attention is {_listed(sorted(kinds))}, which is not supported"
     else:
         found = "it has no self-attention"
-    libraries = [name for name in hosts_of(model) if name in HOSTS and name != "torch"] or list(
-        HOSTS
-    )
-    supported = "; ".join(SUPPORTED[library] for library in libraries)
     return (
-        f"{type(model).__qualname__} cannot be equipped: {found}. Supported are {supported} "
-        "(docs/hosts.md). docs/adapters.md shows how to equip an attention of your own."
+        f"{type(model).__qualname__} cannot be equipped: {found}. Supported are the models that "
+        "irpe models and docs/reference/supported-models.md list; docs/how-to/own-attention.md "
+        "shows how to equip an attention of your own"
     )
 
 

@@ -44,7 +44,7 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         model: A model that `equip` returned.
         path: The directory. Other files in it stay as they are.
 
-    Example:
+    Examples:
         >>> import irpe, tempfile, timm
         >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -94,7 +94,7 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         model: A plain model of the same kind, for models that cannot be built from a description
             (those of torch.nn, and models inside others); it is equipped and filled in place.
 
-    Example:
+    Examples:
         >>> import irpe, tempfile, timm
         >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
         >>> with tempfile.TemporaryDirectory() as folder:

@@ -32,7 +32,7 @@ class AttentionSummary:
         num_parameters: The number of elements in all its tables.
         keeps_output: Whether equipping left the output as it was: rotary encodings, alibi-2d and
             cpvt do something from the start.
-        effect: How much of the attention's output the encoding is, from 0 on
+        effect: How much the attention's output changes without the encoding, from 0 on
             (`irpe.adapters.effect`); `None` if no images were given.
     """
 
@@ -101,7 +101,7 @@ def summary(model: nn.Module, images: Tensor | None = None) -> Summary:
         images: A few images as the model takes them. With them the summary says how much of the
             attention the encoding is, and warns where that is next to nothing.
 
-    Example:
+    Examples:
         >>> import irpe, timm
         >>> model = irpe.equip(timm.create_model("vit_tiny_patch16_224", depth=1), "product-bias-k")
         >>> print(irpe.summary(model))

@@ -38,7 +38,7 @@ def supported(model: nn.Module, grid: Sequence[int] | None = None) -> Support:
         model: The model.
         grid: As in `irpe.equip`, for models that do not know their own.
 
-    Example:
+    Examples:
         >>> import irpe, timm
         >>> print(irpe.supported(timm.create_model("vit_tiny_patch16_224")))
         VisionTransformer can be equipped: 12 x timm.layers.attention.Attention
@@ -55,7 +55,7 @@ def supported(model: nn.Module, grid: Sequence[int] | None = None) -> Support:
     found = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     notes = ""
     if any(site.rotates for site in plan.sites):
-        notes += "; they rotate queries and keys, tables meet these before"
+        notes += "; they rotate queries and keys, tables meet them before that"
     if any(site.has_builtin_bias for site in plan.sites):
         notes += "; they have a relative encoding of their own (builtin_bias=)"
     reason = f"{type(model).__qualname__} can be equipped: {found}{notes}"

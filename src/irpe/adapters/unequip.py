@@ -46,7 +46,7 @@ def unequip(model: nn.Module) -> dict[str, Tensor]:
         model: A model that `equip` returned. A copy of one, or one that was loaded after something
             had been removed from it, cannot be what it was: an error says so.
 
-    Example:
+    Examples:
         >>> import irpe, timm
         >>> model = timm.create_model("vit_tiny_patch16_224", depth=2)
         >>> tables = irpe.unequip(irpe.equip(model, "product-contextual-k"))

@@ -12,9 +12,9 @@ from rich.table import Table
 from irpe.cli.ablation_table import LiveTable
 from irpe.cli.bars import ProgressBar
 from irpe.cli.fields import change_config, with_fields
-from irpe.cli.formats import format_facts
+from irpe.cli.formats import format_facts, wrap
 from irpe.cli.train import find_recipe
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.recipes import classification, segmentation
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.segmentation.config import SegmenterConfig
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 RECIPES = {**classification.RECIPES, **segmentation.RECIPES}
 LEGEND_ON_SCREEN = (
     "{} (%): mean ± half the range of the seeds (standard error over the images); effect: how "
-    "much of the attention the encoding is; step: time of a training step"
+    "much the attention's output changes without the encoding; step: time of a training step"
 )
 
 EPILOG = """
@@ -96,12 +96,9 @@ def compare(
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Compare encodings on your images: equal budget, several seeds, an answer in plain words."""
-    require("accelerate", "train")
-    require("timm", "train")
-    require("matplotlib", "viz")
-    from irpe.ablation import Ablation, ablate
-    from irpe.ablation.folder import default_folder
-    from irpe.train.signals import StoppedError
+    require_installed("train", "accelerate", "timm")
+    require_installed("viz", "matplotlib")
+    from irpe.train.data_check import check_data
 
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
@@ -110,6 +107,11 @@ def compare(
     if tune and (searched := {"table_lr", "absolute_lr"} & given.keys()):
         name = min(searched).replace("_", "-")
         raise ValueError(f"--tune cannot be combined with --{name}: it searches this rate")
+    check_data(base)
+    from irpe.ablation import Ablation, ablate
+    from irpe.ablation.folder import default_folder
+    from irpe.train.signals import StoppedError
+
     title, short, rows = _choose_rows(table, buckets, row or [], base)
     folder = output or default_folder(base.data, f"{short}-tuned" if tune else short)
     ablation = Ablation(rows, base, folder, seeds, tune, title, recipe)
@@ -142,7 +144,7 @@ class _Screen:
 
     def begin(self, facts: dict[str, str]) -> None:
         """Prints what will run."""
-        for line in (*format_facts(facts), *self.notes):
+        for line in (*format_facts(facts), *(each for note in self.notes for each in wrap(note))):
             self.console.print(line, markup=False, soft_wrap=True)
 
     def board(self, cells: "Sequence[Cell]", title: str) -> LiveTable:
@@ -158,9 +160,9 @@ def _show(report: "AblationReport", folder: Path) -> None:
     screen = Console(highlight=False, markup=False)
     screen.print(_final_table(report.rows))
     legend = LEGEND_ON_SCREEN.format(report.rows[0].measure.name)
-    for line in (legend, *(f"- {line}" for line in report.answer())):
-        screen.print(line)
-    screen.print(f"Report: {folder / 'report' / 'report.md'}", soft_wrap=True)
+    lines = [*wrap(legend), *(each for line in report.answer() for each in wrap(line, "- ", "  "))]
+    for line in (*lines, f"Report: {folder / 'report' / 'report.md'}"):
+        screen.print(line, soft_wrap=True)
 
 
 def _choose_rows(

@@ -1,5 +1,6 @@
 """A progress bar on the terminal: how far, how fast, how long still; a line for each result."""
 
+import math
 import os
 import sys
 import time
@@ -23,12 +24,32 @@ _RESULTS = {
     "top5": "top-5 {:5.2f}",
     "mIoU": "mIoU {:5.2f}",
     "pixel_accuracy": "pixels {:5.2f}",
+    "class_accuracy": "classes {:5.2f}",
     "AP": "AP {:.3f}",
     "AP50": "AP50 {:.3f}",
     "AP75": "AP75 {:.3f}",
-    "effect": "encoding {:.1%}",
+    "APs": "small {:.3f}",
+    "APm": "medium {:.3f}",
+    "APl": "large {:.3f}",
+    "effect": "effect {:.1%}",
     "images_per_second": "{:.0f} images/s",
-}
+    "broken": "{:.0f} unreadable",
+    "val_broken": "{:.0f} unreadable",
+}  # what the columns of a run's table are called
+_OF_AN_EPOCH = (
+    "train_loss", "val_loss", "top1", "mIoU", "AP", "AP50", "effect", "images_per_second", "broken",
+)  # fmt: skip
+_IF_ANY = ("broken", "val_broken")
+
+
+def format_results(values: Mapping[str, float]) -> str:
+    """Returns columns of a run's table in words; what is not a number, or there is none of, not."""
+    shown = [
+        text.format(values[key])
+        for key, text in _RESULTS.items()
+        if key in values and not math.isnan(values[key]) and (values[key] or key not in _IF_ANY)
+    ]
+    return "  ".join(shown)
 
 
 class ProgressBar:
@@ -79,6 +100,6 @@ class ProgressBar:
         self.bar.update(self.work, completed=done, measured="  ".join(shown))
 
     def report(self, name: str, values: Mapping[str, float]) -> None:
-        """Prints a result."""
-        shown = [text.format(values[key]) for key, text in _RESULTS.items() if key in values]
-        self.console.print(f"{name}  {'  '.join(shown)}")
+        """Prints a result in a line of 80 columns: the scores that matter most."""
+        chosen = {key: values[key] for key in _OF_AN_EPOCH if key in values}
+        self.console.print(f"{name}  {format_results(chosen)}", soft_wrap=True)

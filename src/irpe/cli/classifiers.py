@@ -26,19 +26,21 @@ class Classifier:
     Args:
         model: Takes images, returns logits; has `num_classes`.
         config: How images are prepared.
-        normalization: Mean and deviation of the images; `None` for those of timm's model.
+        preparation: Mean and deviation of the images, and what else timm's transforms take.
+        is_known: Whether the model itself says how; else the user is told what is done.
     """
 
     model: nn.Module
     config: ClassifierConfig
-    normalization: dict[str, tuple[float, ...]] | None = None
+    preparation: dict[str, Any]
+    is_known: bool = False
 
     @property
     def note(self) -> str | None:
         """What the user should know, where the model does not say how images are prepared."""
-        if self.normalization is None:
+        if self.is_known:
             return None
-        mean, std = (self.normalization[name] for name in ("mean", "std"))
+        mean, std = (self.preparation[name] for name in ("mean", "std"))
         return (
             f"images are prepared with {self.config.image_size} pixels, crop {self.config.crop}, "
             f"mean {mean}, std {std}: other preparation needs irpe's Python functions"
@@ -85,16 +87,24 @@ def as_classifier(model: Any, path: Path) -> Classifier:
 
 
 def _of_timm(model: Any) -> Classifier:
-    prepared, embedding = model.pretrained_cfg, model.patch_embed
-    tag = prepared.get("tag")
+    from timm.data.config import resolve_data_config
+
+    own, embedding = model.pretrained_cfg, model.patch_embed
+    tag = own.get("tag")
+    values: dict[str, Any] = resolve_data_config({}, model=model)  # as timm's own scripts do
+    channels = embedding.proj.in_channels
     config = ClassifierConfig(
-        model=prepared["architecture"] + (f".{tag}" if tag else ""),
+        model=own["architecture"] + (f".{tag}" if tag else ""),
         data="",
         image_size=_side(embedding.img_size),
-        channels=embedding.proj.in_channels,
-        crop=prepared["crop_pct"],
+        channels=channels,
+        crop=values["crop_pct"],
     )
-    return Classifier(model, config)
+    colours = {name: tuple(values[name]) for name in ("mean", "std")}
+    if channels == 1:
+        colours = {name: (sum(each) / len(each),) for name, each in colours.items()}
+    chosen = {name: values[name] for name in ("interpolation", "crop_mode")}
+    return Classifier(model, config, {**colours, **chosen}, is_known=True)
 
 
 def _of_transformers(model: Any, path: Path) -> Classifier:
@@ -106,8 +116,8 @@ def _of_transformers(model: Any, path: Path) -> Classifier:
         channels=own.num_channels,
         crop=1.0,
     )
-    normalization = _read_processor(path) or (_HALF if own.model_type == "vit" else _IMAGENET)
-    return Classifier(LogitsOf(model), config, normalization)
+    preparation = _read_processor(path) or (_HALF if own.model_type == "vit" else _IMAGENET)
+    return Classifier(LogitsOf(model), config, preparation)
 
 
 def _side(size: Any) -> int:

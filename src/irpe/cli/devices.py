@@ -4,8 +4,17 @@ from typing import Annotated
 
 import typer
 
-Device = Annotated[str, typer.Option(help="auto, cpu, or the kind of accelerator: cuda, ...")]
-Threads = Annotated[int | None, typer.Option(help="Threads of a process [as many as cores].")]
+RUN_PANEL = "Run"  # the heading of the help for how a command runs
+Device = Annotated[
+    str,
+    typer.Option(
+        help="auto, cpu, or the kind of accelerator: cuda, ...", rich_help_panel=RUN_PANEL
+    ),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(help="Threads of a process [as many as cores].", rich_help_panel=RUN_PANEL),
+]
 
 
 def use_threads(count: int | None) -> None:

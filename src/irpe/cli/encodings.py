@@ -1,11 +1,10 @@
 """`irpe encodings`: what there is to choose from."""
 
-import textwrap
 from typing import Annotated
 
 import typer
 
-from irpe.cli.formats import Format, Report
+from irpe.cli.formats import Format, Report, wrap
 
 _FITS = (
     "Start with product-contextual-k; -qkv where accuracy counts more than time.",
@@ -13,7 +12,7 @@ _FITS = (
     "results.md has what was measured.",
     "A trained model to fine-tune: every encoding without a * leaves its output as it is.",
     "A rotary backbone (DINOv3, EVA-02): it keeps its rotation, tables stand beside it.",
-    "Both: rope-axial+product-contextual-k. Options: docs/encodings.md.",
+    "Both: rope-axial+product-contextual-k. Options: docs/how-to/choose-encoding.md.",
 )
 
 
@@ -55,4 +54,4 @@ def _print_lines(rows: list[tuple[str, str, str]], lines: list[str]) -> None:
         typer.echo(f"{name:{width}}  {parameters:>10}  {macs:>8}\n    {line}")
     typer.echo("\n* acts from the start: the output of a trained model changes\n")
     for fit in _FITS:
-        typer.echo(textwrap.fill(f"- {fit}", 79, subsequent_indent="  "))
+        typer.echo("\n".join(wrap(fit, "- ", "  ")))

@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from irpe.cli.devices import Device, Threads, use_threads
+from irpe.cli.devices import RUN_PANEL, Device, Threads, use_threads
 from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.evaluate_pixels import evaluate_pixels
-from irpe.cli.load import load_model
+from irpe.cli.load import find_model, load_model
 from irpe.core.choices import check_choice
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.train.classification.config import ClassifierConfig
-from irpe.train.config import PRECISIONS, RUN_FILE
+from irpe.train.config import PRECISIONS, RUN_FILE, check_exists
 from irpe.train.configs import KINDS, Config
 from irpe.train.detection.config import DetectorConfig
 from irpe.train.segmentation.config import SegmenterConfig
@@ -67,33 +67,44 @@ def evaluate(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Images per forward pass [256; detectors 4; segmenters 8].")
+        int | None,
+        typer.Option(
+            help="Images per forward pass [256; detectors 4; segmenters 8].",
+            rich_help_panel=RUN_PANEL,
+        ),
     ] = None,
-    workers: Annotated[int, typer.Option(help="Processes that load images.")] = 0,
-    precision: Annotated[str, typer.Option(help="Mixed precision: no, bf16 or fp16.")] = "no",
+    workers: Annotated[
+        int, typer.Option(help="Processes that load images.", rich_help_panel=RUN_PANEL)
+    ] = 0,
+    precision: Annotated[
+        str, typer.Option(help="Mixed precision: no, bf16 or fp16.", rich_help_panel=RUN_PANEL)
+    ] = "no",
     device: Device = "auto",
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Top-1 and top-5 of a classifier, average precision of a detector, mIoU of a segmenter."""
-    require("accelerate", "train")
-    require("timm", "train")
+    require_installed("train", "accelerate", "timm")
+    if (batch_size is not None and batch_size < 1) or workers < 0 or draw < 0:
+        raise ValueError(
+            f"--batch-size {batch_size}, --workers {workers}, --draw {draw}: at least 1, 0 and 0"
+        )
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"--threshold {threshold}: a score is a number of 0 to 1")
+    check_choice("--precision", precision, PRECISIONS)
+    is_published = path.is_file() or path.suffix == ".pth"
+    path = path if is_published else find_model(path)
+    if data is not None:
+        check_exists(data)
     from irpe.cli.bars import ProgressBar
     from irpe.train.classification.scores import check_broken
     from irpe.train.classification.scores import evaluate as score_of
     from irpe.train.classification.transforms import eval_images
     from irpe.train.processes import make_accelerator
 
-    if (batch_size is not None and batch_size < 1) or workers < 0 or draw < 0:
-        raise ValueError(
-            f"batch_size = {batch_size}, workers = {workers}, draw = {draw}: at least 1, 0 and 0"
-        )
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"--threshold {threshold}: a score is a number of 0 to 1")
-    check_choice("precision", precision, PRECISIONS)
     use_threads(threads)
     accelerator = make_accelerator(precision, device)
-    model, config, normalization = _load(path)
+    model, config, preparation = _load(path, is_published)
     if not isinstance(config, SegmenterConfig) and (scale != 1 or sliding is not None):
         raise ValueError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")
     if not isinstance(config, ClassifierConfig):
@@ -122,7 +133,7 @@ def evaluate(
         config = config.replace(data=data, root=root, holdout=0.0)
     source = open_val(config, model, is_own=data is None)
     model = model.to(accelerator.device)
-    images = eval_images(source, config, normalization)
+    images = eval_images(source, config, preparation)
     with ProgressBar() as bar:
         score = score_of(model, images, accelerator, batch_size or 256, workers, bar)
     check_broken(score, config.max_broken, source)
@@ -151,17 +162,12 @@ def _kind(config: Config) -> str:
     return f"a {KINDS[config.task]}"
 
 
-def _load(path: Path) -> tuple[Any, Config, Mapping[str, Any] | None]:
-    """Returns a model, how images are prepared for it, and their mean and deviation if known."""
+def _load(path: Path, is_published: bool) -> tuple[Any, Config, Mapping[str, Any] | None]:
+    """Returns a model, its configuration, and how its images are prepared if it is not a run."""
     import irpe
     from irpe.cli.classifiers import as_classifier
-    from irpe.train.runs import MODEL, read_config
+    from irpe.train.runs import read_config
 
-    if path.name == MODEL and (path.parent / RUN_FILE).is_file():
-        path = path.parent  # a run knows how images are prepared
-    if (path / "cells").is_dir():
-        raise ValueError(f"{path} is an ablation: name one of its runs, in {path / 'cells'}")
-    is_published = path.is_file() or path.suffix == ".pth"
     model: Any = irpe.load_published(path) if is_published else load_model(path)
     if (path / RUN_FILE).is_file():
         return model, read_config(path), None
@@ -170,7 +176,7 @@ def _load(path: Path) -> tuple[Any, Config, Mapping[str, Any] | None]:
     classifier = as_classifier(model, path)
     if classifier.note is not None:
         typer.echo(classifier.note, err=True)
-    return classifier.model, classifier.config, classifier.normalization
+    return classifier.model, classifier.config, classifier.preparation
 
 
 def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.files import write_text
 from irpe.train.detection.config import DetectorConfig
 
@@ -46,9 +46,9 @@ def evaluate_boxes(
     as_json: bool,
 ) -> None:
     """Prints and saves average precision, and saves the detections."""
-    require("pycocotools", "train")
+    require_installed("train", "pycocotools")
     if draw:
-        require("matplotlib", "viz")
+        require_installed("viz", "matplotlib")
     from irpe.cli.bars import ProgressBar
     from irpe.train.detection.annotations.source import open_boxes
     from irpe.train.detection.scores import score_with_classes

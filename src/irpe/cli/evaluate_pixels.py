@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.files import write_text
 from irpe.train.segmentation.config import SegmenterConfig
 
@@ -44,7 +44,7 @@ def evaluate_pixels(
     if not 0 < scale <= 16:
         raise ValueError(f"--scale {scale} must be greater than 0, and at most 16")
     if draw:
-        require("matplotlib", "viz")
+        require_installed("viz", "matplotlib")
     from irpe.cli.bars import ProgressBar
     from irpe.train.segmentation.crops import PixelImages, WholeImages
     from irpe.train.segmentation.scores import EVAL_BATCH, evaluate
@@ -91,11 +91,11 @@ def evaluate_pixels(
 
 
 def _class_lines(classes: Any, ious: Any) -> list[str]:
-    """Returns the intersection over union of each class, as many to a line as fit."""
-    texts = [
-        f"{name} {'-' if math.isnan(iou) else f'{iou:.1f}'}"
-        for name, iou in zip(classes, ious, strict=True)
-    ]
+    """Returns the intersection over union of each class that occurs, as many to a line as fit."""
+    known = {name: iou for name, iou in zip(classes, ious, strict=True) if not math.isnan(iou)}
+    texts = [f"{name} {iou:.1f}" for name, iou in known.items()]
+    if len(known) < len(classes):
+        texts.append(f"({len(classes) - len(known)} neither true nor predicted)")
     lines = [f"IoU: {texts[0]}"]
     for text in texts[1:]:
         if len(lines[-1]) + len(text) + 3 > _WIDTH:

@@ -11,7 +11,9 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from irpe.cli.devices import RUN_PANEL
 from irpe.train.config import SCHEDULE_PARTS, RunConfig
+from irpe.train.configs import CONFIGS
 
 _PLAIN = (str, int, float, bool)
 _PANELS = {
@@ -25,9 +27,9 @@ _PANELS = {
     "warmup_epochs optimizer weight_decay clip_grad ema_decay label_smoothing",
     "Augmentation": "flip aug_repeats auto_augment color_jitter min_scale min_resize max_resize "
     "erasing mixup cutmix random_crop",
-    "Run": "compile workers eval_every save_every",
+    RUN_PANEL: "compile workers eval_every save_every",
 }
-_OPTIONAL = {"initial", "root", "class_names"}  # "none" unsets them
+_OPTIONAL = {"initial", "root", "class_names", "head"}  # "none" unsets them
 
 
 Command = Callable[..., None]
@@ -49,9 +51,8 @@ def with_fields(
     for config in (RunConfig, *configs):
         for name in _own_fields(config).keys() - set(without):
             owners.setdefault(name, []).append(config)
-    found = {name: _option(name, of) for name, of in owners.items()}
-    order = " ".join(_PANELS.values()).split()  # in which the help lists them
-    options = {name: found[name] for name in sorted(found, key=order.index)}
+    ordered = sorted(owners, key=lambda name: _place(name, owners[name]))
+    options = {name: _option(name, owners[name]) for name in ordered}
     return functools.partial(_with_options, options)
 
 
@@ -70,8 +71,8 @@ def change_config(config: C, changes: Mapping[str, Any]) -> tuple[C, list[str]]:
     except ValueError as error:
         raise ValueError(name_options(str(error), config)) from error
     notes = [
-        f"{_flag(name)} is {getattr(changed, name)}: {getattr(config, name)} of {config.epochs} "
-        f"epochs, in proportion to --epochs {changed.epochs}"
+        f"--epochs {changed.epochs} shortens {_flag(name)} to {getattr(changed, name)} (it was "
+        f"{getattr(config, name)} of {config.epochs} epochs)"
         for name in SCHEDULE_PARTS
         if name not in changes and getattr(changed, name) != getattr(config, name)
     ]
@@ -92,6 +93,14 @@ def _panel(name: str, owners: Sequence[type[RunConfig]]) -> str:
     panel = next(panel for panel, names in _PANELS.items() if name in names.split())
     tasks = [config.task for config in owners if config is not RunConfig]
     return f"{panel}: {', '.join(tasks)}" if tasks else panel
+
+
+def _place(name: str, owners: Sequence[type[RunConfig]]) -> tuple[int, int, int]:
+    """Returns where the help lists a field: what more tasks have comes first in its panel."""
+    names = [names.split() for names in _PANELS.values()]
+    panel = next(index for index, of in enumerate(names) if name in of)
+    count = len(CONFIGS) if RunConfig in owners else len(owners)
+    return panel, -count, names[panel].index(name)
 
 
 def _flag(name: str) -> str:
@@ -120,11 +129,20 @@ def _with_options(options: dict[str, inspect.Parameter], command: Command) -> Co
             changes["model_args"] = _read_json(changes["model_args"])
         command(**arguments, changes=changes)
 
-    parameters = [*own, *options.values()]
+    by_name = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    later = [parameter for parameter in by_name if _has_panel(parameter)]
+    first = [parameter for parameter in by_name if parameter not in later]
+    parameters = [*first, *options.values(), *later]
     run.__doc__ = command.__doc__
     run.__name__ = command.__name__
     vars(run)["__signature__"] = inspect.Signature(parameters)
     return run
+
+
+def _has_panel(parameter: inspect.Parameter) -> bool:
+    """Returns whether an option of a command itself is listed under a heading, after settings."""
+    settings: tuple[Any, ...] = getattr(parameter.annotation, "__metadata__", ())
+    return any(getattr(each, "rich_help_panel", None) for each in settings)
 
 
 def _option(name: str, owners: Sequence[type[RunConfig]]) -> inspect.Parameter:

@@ -19,9 +19,31 @@ class Format(StrEnum):
 
 
 def format_facts(facts: Mapping[str, str]) -> list[str]:
-    """Returns a line for each fact: its name, then its text."""
+    """Returns lines for each fact: its name, then its text."""
     width = max(map(len, facts))
-    return [f"{name:<{width}}  {text}" for name, text in facts.items()]
+    return [
+        line
+        for name, text in facts.items()
+        for line in wrap(text, f"{name:<{width}}  ", " " * (width + 2))
+    ]
+
+
+def wrap(text: str, first: str = "", other: str = "") -> list[str]:
+    """Returns a text as lines for a terminal, whose words (paths, options) stay whole.
+
+    Args:
+        text: The text.
+        first: What the first line begins with.
+        other: What the other lines begin with.
+    """
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=first,
+        subsequent_indent=other,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 @dataclass(frozen=True)
@@ -64,7 +86,7 @@ class Report:
             ).rstrip()
             for row in cells
         ]
-        notes = [line for note in self.notes for line in textwrap.wrap(note, _WIDTH)]
+        notes = [line for note in self.notes for line in wrap(note)]
         return "\n".join([self.title, "", *lines, "", *notes])
 
     def _markdown(self) -> str:

@@ -8,6 +8,28 @@ from irpe.train.config import RUN_FILE
 if TYPE_CHECKING:
     from torch import nn
 
+_MODEL, _CELLS = "model", "cells"  # folders in a run, and in an ablation
+
+
+def find_model(path: Path) -> Path:
+    """Returns the folder of the run or saved model that is meant; torch is not needed to see it.
+
+    Args:
+        path: What the user gave: also the folder model of a run, which knows how images are
+            prepared.
+    """
+    if not path.is_dir():
+        raise FileNotFoundError(
+            f"{path} is not a folder: pass the folder of a run, or of a model that "
+            "irpe.save_equipped wrote"
+        )
+    if (path / _CELLS).is_dir():
+        raise ValueError(f"{path} is an ablation: name one of its runs, in {path / _CELLS}")
+    if not (path / RUN_FILE).is_file() and (runs := sorted(path.glob(f"*/{RUN_FILE}"))):
+        raise ValueError(f"{path} is not a run, but holds runs: name one, as {runs[0].parent}")
+    is_inside = path.name == _MODEL and (path.parent / RUN_FILE).is_file()
+    return path.parent if is_inside else path
+
 
 def load_model(path: Path) -> "nn.Module":
     """Returns the model of a training run or of `irpe.save_equipped`, in eval mode.
@@ -15,11 +37,7 @@ def load_model(path: Path) -> "nn.Module":
     Args:
         path: The folder of a run, or of a saved model.
     """
-    if not path.is_dir():
-        raise FileNotFoundError(
-            f"{path} is not a folder: pass the folder of a run, or of a model that "
-            "irpe.save_equipped wrote"
-        )
+    path = find_model(path)
     if (path / RUN_FILE).is_file():
         from irpe.train.runs import load_run
 

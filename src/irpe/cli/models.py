@@ -1,10 +1,11 @@
 """`irpe models`: what can be equipped."""
 
 import json
-import textwrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from irpe.cli.formats import wrap
 
 if TYPE_CHECKING:
     from irpe.adapters.supported import Support
@@ -22,7 +23,7 @@ For a model in memory: `print(irpe.supported(model))`
 
 def models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Models of timm to ask about.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Models of timm to ask about.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -35,7 +36,7 @@ def models(
             return
         for library, families in SUPPORTED.items():
             typer.echo(_wrapped(library, families))
-        typer.echo("\nirpe models NAME asks about a model of timm; docs/hosts.md lists all.")
+        typer.echo("\nirpe models NAME asks about a model of timm; docs/reference lists all.")
         return
     found = {name: _ask(name) for name in names}
     if as_json:
@@ -54,4 +55,4 @@ def _ask(name: str) -> "Support":
 
 
 def _wrapped(heading: str, text: str) -> str:
-    return f"{heading}\n" + textwrap.fill(text, 79, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join([heading, *wrap(text, "  ", "  ")])

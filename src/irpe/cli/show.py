@@ -174,6 +174,9 @@ def training(
 
     Runs of an ablation are named after their rows, and seeds of one row have one colour.
     """
+    for run in runs:
+        if not run.is_dir():
+            raise FileNotFoundError(f"{run} is not a folder: pass the folders of runs")
     from irpe.train.runs import read_metrics
     from irpe.viz import plot_training
 

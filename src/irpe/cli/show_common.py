@@ -2,8 +2,9 @@
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -57,3 +58,27 @@ def write_figure(figure: "Figure", output: Path) -> None:
     from irpe.viz import save_figure
 
     typer.echo(f"wrote {save_figure(figure, output)}")
+
+
+def describe_runs(
+    runs: Sequence[Any], labels: Sequence[str], scores: Callable[[int, Any], dict[str, Any]]
+) -> str:
+    """Returns the content of the JSON file beside a picture of runs, an entry for each.
+
+    Args:
+        runs: The runs, with their configurations and images.
+        labels: The name of each one's group.
+        scores: Returns the rest of an entry, from the index of a run and the run.
+    """
+    entries = [
+        {
+            "path": str(run.path),
+            "label": label,
+            "seed": run.config.seed,
+            "data": run.config.data,
+            "num_images": len(run.source),
+            **scores(index, run),
+        }
+        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+    ]
+    return json.dumps({"runs": entries}, indent=2) + "\n"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from irpe.cli.load import load_model
+from irpe.cli.load import find_model, load_model
 from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
 from irpe.files import write_text
 
@@ -19,8 +19,18 @@ EPILOGS = {
     "locality": "Example: `irpe show locality runs/laptop photos/*.jpg`",
     "explorer": "Example: `irpe show explorer --run runs/laptop -o page.html`",
 }
+_LONGEST = 43  # letters of a name beside four columns, in 80 characters
+
+
+def _find_if_given(run: Path | None) -> Path | None:
+    return None if run is None else find_model(run)
+
+
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a run or of a saved model.")
+    Path,
+    typer.Argument(
+        metavar="RUN", help="The folder of a run or of a saved model.", callback=find_model
+    ),
 ]
 Picture = Annotated[
     Path | None,
@@ -46,10 +56,11 @@ def weights(
 ) -> None:
     """What an encoding adds to the attention scores, b_ij (Fig. 5).
 
-    Maps of 3 x 3 reference patches, in per cent of the scores, all on one scale: an encoding that
-    does little is pale. By default the first and the last but one of the equipped attentions are
-    drawn, as in the paper: where a model reads its class token alone, the last one learns nothing
-    for patches.
+    Maps of 3 x 3 reference patches, in per cent of the scores before softmax, all on one scale: an
+    encoding that does little is pale. (The effect that irpe train prints is another measure: how
+    much the output of attention changes without the encoding.) By default the first and the last
+    but one of the equipped attentions are drawn, as in the paper: where a model reads its class
+    token alone, the last one learns nothing for patches.
     """
     from irpe.viz import plot_weights
 
@@ -110,13 +121,16 @@ def locality(
     drawn as bars.
     """
     from irpe.viz import measure_locality, plot_locality
+    from irpe.viz.head_maps import short_name
 
     measured = measure_locality(_capture(run, *images or [])[0])
     figure = plot_locality(measured)
     typer.echo("mean attended distance, in patches")
-    width = max(map(len, (*measured.names, "block")))
+    is_long = max(map(len, measured.names)) > _LONGEST
+    names = [short_name(name) if is_long else name for name in measured.names]
+    width = max(map(len, (*names, "block")))
     typer.echo(f"{'block':{width}}  {'with':>7}  {'zero':>7}  {'change':>7}  {'uniform':>7}")
-    columns = (measured.names, measured.with_encoding, measured.without_encoding, measured.uniform)
+    columns = (names, measured.with_encoding, measured.without_encoding, measured.uniform)
     for name, with_it, without, uniform in zip(*columns, strict=True):
         change = with_it - without
         typer.echo(
@@ -131,7 +145,11 @@ def explorer(
     ] = Path("explorer.html"),
     run: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="Show what this run, or saved model, has learned."),
+        typer.Option(
+            metavar="RUN",
+            help="Show what this run, or saved model, has learned.",
+            callback=_find_if_given,
+        ),
     ] = None,
     image: Annotated[
         Path | None,

@@ -1,6 +1,5 @@
 """`irpe show robustness`: trained classifiers on images of other sizes, and shifted."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,9 @@ from rich.table import Table
 
 from irpe.cli.bars import ProgressBar
 from irpe.cli.evaluate import open_val
-from irpe.cli.show_common import Labels
-from irpe.extras import require
+from irpe.cli.load import find_model
+from irpe.cli.show_common import Labels, describe_runs
+from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
 
@@ -47,14 +47,15 @@ def robustness(
     images go right, down, left or up in turn, and black comes into view. The scores are written
     next to the picture, as FILE.json.
     """
-    require("accelerate", "train")
-    require("timm", "train")
+    require_installed("train", "accelerate", "timm")
+    require_installed("viz", "matplotlib")
+    for run in runs:
+        find_model(run)
     from irpe.ablation.robustness import collect, measure, name_groups
     from irpe.train.processes import make_accelerator
     from irpe.viz import plot_robustness, save_figure
     from irpe.viz.canvas import FORMATS, check_output
 
-    require("matplotlib", "viz")
     values = check_output(output, FORMATS).with_suffix(".json")
     check_writable(values)
     chosen = None if sizes is None else _parse("--sizes", sizes, "48,56,64")
@@ -69,7 +70,7 @@ def robustness(
     trained = {run.config.image_size for run in opened}
     num_images = min(len(run.source) for run in opened)
     figure = plot_robustness(by_size, by_move, trained, num_images)
-    text = json.dumps({"runs": _entries(opened, labels, points)}, indent=2) + "\n"
+    text = describe_runs(opened, labels, lambda index, run: _scores(index, run, points))
     write_text(values, text)
     save_figure(figure, output)
     if as_json:
@@ -122,23 +123,14 @@ def _open(
     return runs, sizes or []
 
 
-def _entries(
-    runs: Sequence[Any], labels: Sequence[str], points: Sequence[Any]
-) -> list[dict[str, Any]]:
-    """Returns the content of the JSON file, an entry for each run."""
-    return [
-        {
-            "path": str(run.path),
-            "label": label,
-            "seed": run.config.seed,
-            "data": run.config.data,
-            "image_size": run.config.image_size,
-            "num_images": len(run.source),
-            "top1_by_size": {p.at: p.top1 for p in points if (p.run, p.axis) == (index, "size")},
-            "top1_by_move": {p.at: p.top1 for p in points if (p.run, p.axis) == (index, "move")},
-        }
-        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
-    ]
+def _scores(index: int, run: Any, points: Sequence[Any]) -> dict[str, Any]:
+    """Returns what the JSON file holds of one run's scores."""
+    of_run = [point for point in points if point.run == index]
+    return {
+        "image_size": run.config.image_size,
+        "top1_by_size": {point.at: point.top1 for point in of_run if point.axis == "size"},
+        "top1_by_move": {point.at: point.top1 for point in of_run if point.axis == "move"},
+    }
 
 
 def print_curves(title: str, curves: Mapping[str, Mapping[Any, Sequence[float]]]) -> None:

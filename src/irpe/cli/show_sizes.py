@@ -1,6 +1,5 @@
 """`irpe show sizes`: trained segmenters on images of other sizes."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,9 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from irpe.cli.bars import ProgressBar
-from irpe.cli.show_common import Labels
+from irpe.cli.load import find_model
+from irpe.cli.show_common import Labels, describe_runs
 from irpe.cli.show_robustness import check_once, print_curves
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
 
@@ -41,9 +41,10 @@ def sizes(
     window is as large as a crop in training. Scores are of the label maps as they are stored. They
     are written next to the picture, as FILE.json.
     """
-    require("accelerate", "train")
-    require("timm", "train")
-    require("matplotlib", "viz")
+    require_installed("train", "accelerate", "timm")
+    require_installed("viz", "matplotlib")
+    for run in runs:
+        find_model(run)
     from irpe.ablation.image_sizes import collect_sizes, measure_sizes, read_segmenter
     from irpe.ablation.robustness import name_groups
     from irpe.train.processes import make_accelerator
@@ -59,7 +60,7 @@ def sizes(
         work = measure_sizes(opened, chosen, make_accelerator())
         points = list(track(bar, work, 2 * len(runs) * len(chosen), "evaluating"))
     whole, windows = (collect_sizes(points, labels, is_sliding) for is_sliding in (False, True))
-    text = json.dumps({"runs": _entries(opened, labels, points)}, indent=2) + "\n"
+    text = describe_runs(opened, labels, lambda index, run: _scores(index, run, points))
     write_text(values, text)
     save_figure(plot_sizes(whole, windows), output)
     if as_json:
@@ -97,22 +98,11 @@ def _open(paths: Sequence[Path], split: str | None, bar: ProgressBar) -> list[An
     return runs
 
 
-def _entries(
-    runs: Sequence[Any], labels: Sequence[str], points: Sequence[Any]
-) -> list[dict[str, Any]]:
-    """Returns the content of the JSON file, an entry for each run."""
-    return [
-        {
-            "path": str(run.path),
-            "label": label,
-            "seed": run.config.seed,
-            "data": run.config.data,
-            "split": run.config.val_split,
-            "num_images": len(run.source),
-            **{
-                name: {p.scale: p.miou for p in points if (p.run, p.is_sliding) == (index, kind)}
-                for name, kind in (("whole", False), ("sliding", True))
-            },
-        }
-        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
-    ]
+def _scores(index: int, run: Any, points: Sequence[Any]) -> dict[str, Any]:
+    """Returns what the JSON file holds of one run's scores."""
+    of_run = [point for point in points if point.run == index]
+    return {
+        "split": run.config.val_split,
+        "whole": {point.scale: point.miou for point in of_run if not point.is_sliding},
+        "sliding": {point.scale: point.miou for point in of_run if point.is_sliding},
+    }

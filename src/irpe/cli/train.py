@@ -1,6 +1,7 @@
 """`irpe train`: trains a recipe, or goes on with a run."""
 
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -11,13 +12,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from irpe.cli.devices import Device, Threads, use_threads
+from irpe.cli.bars import format_results
+from irpe.cli.devices import RUN_PANEL, Device, Threads, use_threads
 from irpe.cli.fields import change_config, with_fields
-from irpe.cli.formats import format_facts
+from irpe.cli.formats import format_facts, wrap
+from irpe.cli.outputs import check_output
 from irpe.core.choices import check_choice
-from irpe.extras import require
+from irpe.extras import require_installed
 from irpe.recipes import RECIPES
-from irpe.train.config import RunConfig
+from irpe.train.config import RUN_FILE, RunConfig, find_run_file
 from irpe.train.configs import CONFIGS
 from irpe.train.detection.config import DetectorConfig
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from irpe.train.engine import FitResult, Trainer
 
 C = TypeVar("C")
+_WITHOUT_ENCODING = "no relative encoding: --encoding product-contextual-k would give it one"
 
 EPILOG = """
 **Examples**
@@ -52,18 +56,25 @@ def train(
         Path | None, typer.Option("--output", "-o", help="Directory of the run [runs/RECIPE].")
     ] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in a directory.")] = None,
-    config_file: Annotated[
-        Path | None,
-        typer.Option("--config", help="A configuration in place of a recipe: a run's run.json."),
-    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the recipes and exit.")] = False,
     show_settings: Annotated[
         bool, typer.Option("--show", help="Print all settings as JSON, for --config, and exit.")
     ] = False,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            help="A configuration in place of a recipe: a run's run.json.",
+            rich_help_panel=RUN_PANEL,
+        ),
+    ] = None,
     device: Device = "auto",
     threads: Threads = None,
     log: Annotated[
-        str | None, typer.Option(help="Log to a service, too: wandb (needs the extra wandb).")
+        str | None,
+        typer.Option(
+            help="Log to a service, too: wandb (needs the extra wandb).", rich_help_panel=RUN_PANEL
+        ),
     ] = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
@@ -74,20 +85,25 @@ def train(
     if show_settings:
         typer.echo(_configure(recipe, config_file, changes or {})[0].to_json(), nl=False)
         return
-    require("accelerate", "train")
-    require("timm", "train")
     if resume is not None:
-        from irpe.train.runs import read_config
-
         if recipe or changes or output or config_file:
             raise ValueError("--resume cannot be combined with a recipe or its settings")
+        find_run_file(resume)
+        require_installed("train", "accelerate", "timm")
+        from irpe.train.runs import read_config
+
         use_threads(threads)
         _run(read_config(resume), resume, device, log, notes=None)
         return
     config, notes = _configure(recipe, config_file, changes or {})
-    name = recipe or (config_file.parent.resolve().name if config_file else "")
+    directory = output or Path("runs") / (recipe or _name_of(config_file))
+    require_installed("train", "accelerate", "timm")
+    from irpe.train.data_check import check_data
+
+    check_data(config)
+    check_output(directory, config)
     use_threads(threads)
-    _run(config, output or Path("runs") / name, device, log, notes)
+    _run(config, directory, device, log, notes)
 
 
 def _configure(
@@ -95,7 +111,9 @@ def _configure(
 ) -> tuple[RunConfig, list[str]]:
     """Returns the settings of a recipe or of a file, with those that were given, and notes."""
     if file is None:
-        return change_config(find_recipe(recipe, RECIPES), changes)
+        config, notes = change_config(find_recipe(recipe, RECIPES), changes)
+        has_none = config.encoding == "none" and "encoding" not in changes
+        return config, [*notes, *([_WITHOUT_ENCODING] if has_none else [])]
     if recipe is not None:
         raise ValueError(f"--config {file} cannot be combined with the recipe {recipe}")
     from irpe.train.task import parse_config
@@ -107,10 +125,17 @@ def _configure(
     return change_config(config.replace(classes=()), changes)
 
 
+def _name_of(file: Path | None) -> str:
+    """Returns what a run is called whose configuration is in a file: run.json is in a run."""
+    if file is None or file.name == RUN_FILE:
+        return file.parent.resolve().name if file else ""
+    return file.stem
+
+
 def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
     """Returns the configuration of a recipe."""
     if name is None:
-        raise ValueError(f"name a recipe: {', '.join(recipes)}; irpe train --list describes them")
+        raise ValueError("name a recipe, such as laptop: irpe train --list describes all")
     check_choice("recipe", name, recipes)
     return recipes[name]()
 
@@ -128,12 +153,8 @@ def _run(
 
     accelerator = make_accelerator(config.precision, device, log)
     is_shown = accelerator.is_main_process
-    if notes is not None and is_shown and any(directory.glob("[!.]*")):
-        raise ValueError(
-            f"{directory} is not empty: go on with --resume {directory}, or choose another --output"
-        )
     if isinstance(config, DetectorConfig):
-        require("transformers", "transformers")
+        require_installed("transformers", "transformers")
     try:
         with ProgressBar() as bar:
             task = open_run(config, directory, accelerator, bar)
@@ -143,24 +164,31 @@ def _run(
             )
     except StoppedError as stop:
         if is_shown:
-            typer.echo(f"{stop}; go on with: irpe train --resume {directory}", err=True)
+            typer.echo(str(stop), err=True)
+            typer.echo(f"go on with: irpe train --resume {shlex.quote(str(directory))}", err=True)
         sys.exit(128 + stop.number)
     if is_shown:
-        for line in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
-            typer.echo(line, err=True)
+        for warning in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
+            typer.echo("\n".join(wrap(warning)), err=True)
         typer.echo("\n".join(_end(fitted, config, directory)))
 
 
 def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     """Returns what was reached, where it is, and what to do next."""
     scores = {} if fitted.score is None else fitted.score.row()
+    shown = shlex.quote(str(directory))
     lines = [
-        "reached: " + "  ".join(f"{name} {value:.4g}" for name, value in scores.items()),
-        f"model in {directory / 'model'}, table of epochs in {directory / 'metrics.csv'}",
-        f"next: irpe eval {directory}",
+        f"reached: {format_results(scores)}" if scores else "the run had ended before",
+        f"model: {directory / 'model'}",
+        f"table of epochs: {directory / 'metrics.csv'}",
+        f"next: irpe eval {shown}",
     ]
+    if fitted.effect is not None:
+        lines.insert(
+            1, f"effect: the attention's output changes by {fitted.effect:.1%} without the encoding"
+        )
     if config.encoding != "none":
-        lines.append(f"      irpe show weights {directory}")
+        lines.append(f"      irpe show weights {shown}")
     return lines
 
 
@@ -171,7 +199,8 @@ def _begin(trainer: "Trainer", notes: list[str]) -> None:
     count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
     facts = describe_run(trainer.task, count, trainer.accelerator.device)
     facts["output"] = str(trainer.directory)
-    typer.echo("\n".join([*format_facts(facts), *notes, *trainer.task.notes]), err=True)
+    said = [line for note in (*notes, *trainer.task.notes) for line in wrap(note)]
+    typer.echo("\n".join([*format_facts(facts), *said]), err=True)
 
 
 def _print_recipes() -> None:

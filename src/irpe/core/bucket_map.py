@@ -29,7 +29,7 @@ class BucketMap:
         num_used_buckets: How many they are: the k of the cost.
         compact_ids: For each pair, the position of its row in `used_rows`.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> (buckets,) = irpe.bucket_maps("product-contextual-k", grid=(2, 3))
         >>> buckets.num_buckets, buckets.ids.shape

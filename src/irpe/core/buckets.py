@@ -42,7 +42,7 @@ def bucket_maps(
         num_prefix_tokens: How many tokens stand before the patches; positions have their own.
         device: Where the maps are to be.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> rows, columns = irpe.bucket_maps("cross-contextual-k", (14, 14), num_prefix_tokens=1)
         >>> rows.ids.shape

@@ -17,7 +17,7 @@ class Grid:
     Args:
         shape: The number of positions along each axis, for example `(14, 14)`.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> irpe.Grid((7, 28)).num_positions
         196

@@ -21,7 +21,7 @@ class Piecewise:
         beta: The largest index before rounding down; sets the slope of the logarithm.
         gamma: The distance at which the index reaches beta.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> irpe.Piecewise.from_ratio(1.9)(torch.tensor([0, 1, 2, 4, 13]))
         tensor([0, 1, 2, 3, 3])
@@ -76,7 +76,7 @@ class Clip:
     Args:
         beta: The largest distance that is told apart from longer ones.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> irpe.Clip(2)(torch.tensor([-5, -1, 0, 3]))
         tensor([-2, -1,  0,  2])

@@ -30,7 +30,7 @@ class PooledGrid:
             `stride` patches, (stride - 1) / 2. A convolution with a padding begins at
             (kernel - 1) / 2 - padding.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> pooled = irpe.Positions(irpe.Grid((14, 14)), irpe.PooledGrid((7, 7), stride=2))
         >>> irpe.bucket_maps("product-bias-k", pooled)[0].ids.shape
@@ -95,7 +95,7 @@ class Subset:
         tokens: Their indices on the grid, counted row-major; for all images, or as a tensor of
             (batch, tokens) for each.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> kept = irpe.Positions(irpe.Subset(irpe.Grid((14, 14)), (0, 5, 77)), num_prefix_tokens=1)
         >>> irpe.bucket_maps("product-bias-k", kept)[0].ids.shape
@@ -172,7 +172,7 @@ class Points:
         scale: How many patches a unit of the coordinates is. With coordinates from 0 to 1 and
             scale 14, neighbours on a grid of 14 are 1.0 apart.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> points = irpe.Positions(irpe.Points(torch.rand(96, 2), scale=14))
         >>> irpe.bucket_maps("euclidean-bias-k", points)[0].ids.shape

@@ -28,7 +28,7 @@ class Positions:
         num_prefix_tokens: How many tokens without a position (class, registers) stand before the
             others; two numbers where queries and keys have different ones.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> kept = irpe.Subset(irpe.Grid((2, 3)), (0, 4, 5))
         >>> (buckets,) = irpe.bucket_maps("product-bias-k", irpe.Positions(irpe.Grid((2, 3)), kept))

@@ -19,7 +19,7 @@ def load_published(path: str | os.PathLike[str], model: str | nn.Module | None =
         model: The authors' name of the model, if the file has another; or an equipped model of
             timm or a DETR of transformers, which is filled in place.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> name = "deit_small_patch16_224_ctx_product_50_shared_k"
         >>> model = irpe.load_published(f"{name}.pth")  # doctest: +SKIP

@@ -26,7 +26,7 @@ class RPEAttention(nn.Module):
         dtype: The parameters' dtype.
         impl: As in `irpe.rpe_attention`.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> attention = irpe.RPEAttention(64, num_heads=2, spec="product-contextual-qkv")
         >>> attention(torch.randn(8, 7 * 14, 64), grid=(7, 14)).shape

@@ -31,7 +31,7 @@ class RPECrossAttention(nn.Module):
         dtype: The parameters' dtype.
         impl: As in `irpe.rpe_attention`.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> attention = irpe.RPECrossAttention(64, 2, "product-contextual-k", context_dim=32)
         >>> positions = irpe.Positions(irpe.Grid((14, 14)), irpe.PooledGrid((7, 7), stride=2))

@@ -49,7 +49,7 @@ class RelativePositionEncoding(nn.Module):
         dtype: The tables' dtype.
         impl: As in `irpe.rpe_attention`.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> encoding = irpe.RelativePositionEncoding("shaw", num_heads=2, head_dim=32)
         >>> q, k, v = torch.randn(3, 8, 2, 98, 32)

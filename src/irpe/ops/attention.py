@@ -55,7 +55,7 @@ def rpe_attention(
         impl: "auto", or the name of an implementation, which is then used or refused, never
             replaced; `irpe.explain` tells which one a call takes.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> q, k, v = torch.randn(3, 1, 2, 6, 32)  # batch, heads, tokens, head dimension
         >>> maps = irpe.bucket_maps("product-contextual-k", grid=(2, 3))
@@ -87,7 +87,7 @@ def rpe_attention_weights(
 ) -> Scores:
     """Returns the attention weights a_ij of Eq. 2; arguments as in `rpe_attention`.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> q, k = torch.randn(2, 1, 2, 6, 32)
         >>> maps = irpe.bucket_maps("product-bias-k", grid=(2, 3))
@@ -112,7 +112,7 @@ def rpe_scores(
 ) -> Scores:
     """Returns b_ij of Eq. 13, what the encoding adds to the scores before they are scaled.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> q, k = torch.randn(2, 1, 2, 6, 32)
         >>> maps = irpe.bucket_maps("product-bias-k", grid=(2, 3))
@@ -133,7 +133,7 @@ def explain(
 
     Print it; nothing is computed. All arguments are those of `rpe_attention`, `impl` excepted.
 
-    Example:
+    Examples:
         >>> import irpe, torch
         >>> q = torch.randn(1, 2, 196, 32)
         >>> maps = irpe.bucket_maps("product-contextual-k", grid=(14, 14))

@@ -58,7 +58,7 @@ class EncodingCost:
         memory: The peak memory of a forward pass in bytes, if measured.
         extra_memory: How much more than the plain model.
 
-    Example:
+    Examples:
         >>> import irpe.profile
         >>> (plain,) = irpe.profile.measure_costs("deit_tiny_patch16_224", [], rounds=0)
         >>> plain.parameters
@@ -151,7 +151,7 @@ def measure_costs(
         refused: Collects the encodings that the model cannot have, and why; `None` raises the
             error instead.
 
-    Example:
+    Examples:
         >>> import irpe.profile
         >>> model = "deit_tiny_patch16_224"
         >>> plain, k = irpe.profile.measure_costs(model, ["product-contextual-k"], rounds=0)

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 def count_parameters(model: nn.Module) -> int:
     """Returns the number of learned parameters of a model.
 
-    Example:
+    Examples:
         >>> import irpe.profile, timm
         >>> irpe.profile.count_parameters(timm.create_model("vit_tiny_patch16_224"))
         5717416
@@ -25,7 +25,7 @@ def count_macs(model: nn.Module, *inputs: Tensor) -> int:
         model: The model; its training mode is as before afterwards.
         inputs: What it is called with.
 
-    Example:
+    Examples:
         >>> import irpe.profile, timm, torch
         >>> model = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> macs = irpe.profile.count_macs(model, torch.randn(1, 3, 224, 224))

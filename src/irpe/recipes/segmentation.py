@@ -14,7 +14,8 @@ def seg_small() -> SegmenterConfig:
 
     Command: irpe train seg_small --data CAMVID --ignore-label 11 --encoding product-contextual-k
     Cost: 12 epochs of 367 images, 1.5 to 2.5 minutes of one core.
-    Score: mIoU 26.2 on val of CamVid with the absolute encoding alone; docs/segmentation.md.
+    Score: mIoU 26.2 on val of CamVid with the absolute encoding alone;
+    docs/results/segmentation.md.
     """
     return SegmenterConfig(
         model="vit_tiny_patch16_224",

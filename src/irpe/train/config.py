@@ -11,6 +11,7 @@ import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
 from irpe import files
@@ -139,12 +140,17 @@ class RunConfig:
 
     def with_absolute_paths(self) -> Self:
         """Returns the configuration with paths that mean the same in every working directory."""
-        is_name = self.data in ("", EMBEDDED) or self.data.startswith(DATASETS)
-        return self if is_name else self.replace(data=os.path.abspath(self.data))
+        has_path = self.data != "" and not is_name(self.data)
+        return self.replace(data=os.path.abspath(self.data)) if has_path else self
 
     def check_classes(self, classes: Sequence[str]) -> None:
-        """Raises an error unless the classes of the data are those that the run began with."""
-        if not self.classes or tuple(classes) == self.classes:
+        """Raises an error unless the classes of the data are those that the run began with.
+
+        Data without names (idx files) have the labels in their place, which fit any names.
+        """
+        labels = tuple(map(str, range(len(classes))))
+        is_unnamed = len(classes) == len(self.classes) and labels in (tuple(classes), self.classes)
+        if not self.classes or tuple(classes) == self.classes or is_unnamed:
             return
         pairs = itertools.zip_longest(classes, self.classes)
         label, (found, own) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
@@ -157,6 +163,25 @@ class RunConfig:
     def to_json(self) -> str:
         """Returns the configuration as text that `irpe.train.runs.read_config` reads."""
         return files.to_json({"task": self.task, **dataclasses.asdict(self)})
+
+
+def is_name(data: str) -> bool:
+    """Returns whether data is known by a name, and not the path of a file or folder."""
+    return data == EMBEDDED or data.startswith(DATASETS)
+
+
+def check_exists(data: str) -> None:
+    """Raises an error for the path of data that is not there."""
+    if not is_name(data) and not Path(data).exists():
+        raise FileNotFoundError(f"data {data!r} does not exist: pass a folder, or the name of data")
+
+
+def find_run_file(directory: Path) -> Path:
+    """Returns the file with the configuration of a run, or raises an error if there is no run."""
+    path = directory / RUN_FILE
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist: {directory} is not a run")
+    return path
 
 
 def _check_types(config: RunConfig) -> None:

@@ -42,7 +42,7 @@ class FitResult:
         history: The rows of the run's table, one per epoch.
         score: The last evaluation; `None` if the run had ended before.
 
-    Example:
+    Examples:
         >>> import irpe.recipes, irpe.train
         >>> config = irpe.recipes.RECIPES["laptop"]()
         >>> fitted = irpe.train.train(config, "runs/laptop")  # doctest: +SKIP
@@ -55,7 +55,7 @@ class FitResult:
 
     @property
     def effect(self) -> float | None:
-        """How much of the attention the encoding is at the end; `None` without an encoding."""
+        """The last effect: how much attention changes without the encoding; `None` without one."""
         return self.history[-1].get("effect")
 
 

@@ -11,6 +11,8 @@ from irpe.adapters.equipped import table_names
 from irpe.adapters.parameter_groups import group_parameters, is_exempt
 from irpe.train.config import RunConfig
 
+_ABSOLUTE = ("pos_embed", "position_embeddings")  # learned, of timm and of transformers
+
 
 def build_optimizer(groups: list[dict[str, Any]], config: RunConfig) -> Any:
     """Returns the optimizer; its first group has the learning rate of the configuration.
@@ -80,7 +82,7 @@ def encoder_groups(model: nn.Module, config: RunConfig, absolute_lr: float) -> l
         config: The rates of the model and of its tables, and the weight decay.
         absolute_lr: The rate of the absolute encoding, as a multiple of the model's.
     """
-    own = rate_fields(model, config)
+    own = rate_fields(model)
     factors = {"table_lr": config.table_lr, "absolute_lr": absolute_lr}
     tables = {name for name, field in own.items() if field == "table_lr"}
 
@@ -92,19 +94,18 @@ def encoder_groups(model: nn.Module, config: RunConfig, absolute_lr: float) -> l
     return group_parameters(model, settings)
 
 
-def rate_fields(model: nn.Module, config: RunConfig) -> dict[str, str]:
-    """Returns the field of the configuration that sets a parameter's rate, where it has its own.
+def rate_fields(model: nn.Module) -> dict[str, str]:
+    """Returns the field of a configuration that sets a parameter's rate, where it has its own.
 
     Args:
         model: The model.
-        config: Its configuration.
 
     Returns:
         "table_lr" or "absolute_lr", by the name of the parameter.
     """
-    tables = set[str]() if config.encoding == "none" else set(table_names(model))
+    tables = set(table_names(model))
     learned = [name for name, each in model.named_parameters() if each.requires_grad]
-    absolute = [name for name in learned if name.split(".")[-1] == "pos_embed"]
+    absolute = [name for name in learned if name.split(".")[-1] in _ABSOLUTE]
     return {
         **{name: "table_lr" for name in learned if name in tables},
         **dict.fromkeys(absolute, "absolute_lr"),

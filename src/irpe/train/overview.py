@@ -16,7 +16,7 @@ _NAMED = 5  # classes
 
 
 def effect_on_images(task: Task, model: nn.Module, accelerator: Accelerator) -> float | None:
-    """Returns how much of the attention a run's encoding is, on a few validation images.
+    """Returns how much a run's attention changes without its encoding, on some validation images.
 
     Args:
         task: The task, with its images.

@@ -15,7 +15,7 @@ from irpe.adapters.equip import equipment_of
 from irpe.adapters.saving import check_tensors, save_equipped
 from irpe.files import to_safetensors, write_bytes, write_text
 from irpe.train.checkpoint import load_checkpoint
-from irpe.train.config import RUN_FILE, RunConfig
+from irpe.train.config import RUN_FILE, RunConfig, find_run_file
 from irpe.train.configs import Config
 from irpe.train.logs import METRICS
 from irpe.train.task import build_for, parse_config
@@ -29,9 +29,7 @@ _EVERY_EPOCH = ("epoch", "train_loss")  # whether it was evaluated or not
 
 def read_config(directory: Path) -> Config:
     """Returns the configuration of a run."""
-    path = directory / RUN_FILE
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: {directory} is not a run")
+    path = find_run_file(directory)
     try:
         return parse_config(path.read_text(), path)
     except ValueError as error:
@@ -65,7 +63,7 @@ def read_metrics(directory: str | Path) -> dict[str, list[float]]:
     Args:
         directory: The run's directory.
 
-    Example:
+    Examples:
         >>> import irpe.train
         >>> table = irpe.train.read_metrics("runs/laptop")  # doctest: +SKIP
     """
@@ -105,7 +103,7 @@ def load_run(directory: str | Path) -> nn.Module:
     Args:
         directory: The run's directory.
 
-    Example:
+    Examples:
         >>> import irpe.train
         >>> model = irpe.train.load_run("runs/laptop")  # doctest: +SKIP
     """

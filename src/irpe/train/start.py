@@ -21,7 +21,7 @@ def train(config: RunConfig, directory: str | Path, progress: Progress = NO_PROG
         directory: The run's directory; what it holds is described in the guide to training.
         progress: Is told how it goes.
 
-    Example:
+    Examples:
         >>> import irpe.recipes, irpe.train, tempfile
         >>> config = irpe.recipes.RECIPES["laptop"]().replace(epochs=1, warmup_epochs=0)
         >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP

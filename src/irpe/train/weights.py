@@ -1,5 +1,6 @@
 """Weights to start from: read from a run, an equipped model or a file, and fitted to a model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ def read_weights(path: Path) -> Weights:
     return weights
 
 
-def start_from(model: nn.Module, weights: Weights, name: str) -> None:
+def start_from(model: nn.Module, weights: Weights, name: str, heads: Sequence[str] = HEADS) -> None:
     """Fills a model with weights of another size or other classes, as far as they fit.
 
     The learned absolute encoding is resampled to the new grid, a head for other classes is left
@@ -41,14 +42,15 @@ def start_from(model: nn.Module, weights: Weights, name: str) -> None:
         model: The model.
         weights: The weights.
         name: What to call them in errors.
+        heads: The paths of layers that depend on the classes.
     """
     own = model.state_dict()
     weights = {key: value for key, value in weights.items() if not _is_replaced(key, own)}
     if "pos_embed" in weights and weights["pos_embed"].shape != own["pos_embed"].shape:
         weights["pos_embed"] = _resample(model, weights["pos_embed"])
-    heads = {key for key in own if key.split(".")[0] in HEADS}
-    fresh = {key for key in heads if key in weights and weights[key].shape != own[key].shape}
-    fresh |= heads - set(weights)
+    of_heads = {key for key in own if key.startswith(tuple(f"{head}." for head in heads))}
+    fresh = {key for key in of_heads if key in weights and weights[key].shape != own[key].shape}
+    fresh |= of_heads - set(weights)
     fresh |= {key for key in own if ".rpe." in key and key not in weights}
     wrong = [key for key in own if key not in fresh and not _fits(weights.get(key), own[key])]
     wrong += [key for key in weights if key not in own]

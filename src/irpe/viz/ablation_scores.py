@@ -27,7 +27,7 @@ def plot_scores(
         errors: The standard error of the mean, by row, then by the patches.
         score: What the scores are called.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> scores = {"K": [[75.3, 76.0], [55.9, 57.2], [35.6, 37.0]]}  # moved by 0, 1, 2
         >>> figure = irpe.viz.plot_scores(scores, errors={"K": [0.8, 0.9, 0.9]})

@@ -19,7 +19,7 @@ from irpe.viz.canvas import (
     styled,
 )
 from irpe.viz.capture import CapturedAttention
-from irpe.viz.head_maps import Patch, draw_picture, pick_head, scale_beside, title_of
+from irpe.viz.head_maps import Patch, draw_picture, on_keys, pick_head, scale_beside, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -45,7 +45,7 @@ def plot_attention(
         image: The picture that the model was given, shown on the left; `None` leaves it out.
         head: The head to draw; `None` draws the mean of all.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -54,15 +54,16 @@ def plot_attention(
     """
     if not calls:
         raise ValueError("nothing to draw: pass at least one attention")
-    shape = max(panel_shape(*check_image_grid(call.grid).shape) for call in calls)
+    shape = max(panel_shape(*check_image_grid(call.grids[0]).shape) for call in calls)
     columns = 3 if image is None else 4
     width = 2.2 if shape > _FLAT else 4.0
     figure = new_figure(width * columns, max(0.77 * width * shape, 1.5) * len(calls) + 0.7)
     for axes_row, call in zip(panels(figure, len(calls), columns), calls, strict=True):
-        query = _centre(call.grid) if patch is None else patch
-        check_patch(query, call.grid)
+        grid = call.grids[0]
+        query = _centre(grid) if patch is None else patch
+        check_patch(query, grid)
         if image is not None:
-            _draw_image(axes_row[0], image, call.grid, query)
+            _draw_image(axes_row[0], image, grid, query)
         _draw_attention(axes_row[-3:], call, query, head)
     for axes, title in zip(reversed(figure.axes[:columns]), _TITLES, strict=False):
         axes.set_title(title)
@@ -77,9 +78,10 @@ def _centre(grid: Grid) -> Patch:
 def _draw_attention(
     drawn: "list[Axes]", call: CapturedAttention, patch: Patch, head: int | None
 ) -> None:
-    first, query = call.num_prefix_tokens, patch[0] * call.grid.shape[1] + patch[1]
+    queries, keys = call.grids
+    first, query = call.num_prefix_tokens, patch[0] * queries.shape[1] + patch[1]
     maps = [
-        pick_head(weights, head)[first + query, first:].view(call.grid.shape)
+        pick_head(weights, head)[first + query, first:].view(keys.shape)
         for weights in (call.attention_without(), call.attention())
     ]
     top = float(torch.stack(maps).max())
@@ -91,7 +93,7 @@ def _draw_attention(
     changed = draw_map(drawn[2], change, cmap=DIVERGING, vmin=-bound, vmax=bound)
     scale_beside(drawn[2], changed)
     for axes in drawn:
-        draw_star(axes, *patch, size=5)
+        draw_star(axes, *on_keys(patch, call.grids), size=5)
     drawn[0].set_ylabel(title_of(call, head).replace(", ", "\n"), fontsize=6)
 
 

@@ -68,7 +68,7 @@ def plot_buckets(
         references: Rows and columns of the reference patches, marked with a star; `None` takes the
             top-left patch and the one in the centre.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> figure = irpe.viz.plot_buckets(["product-contextual-k"], grid=(7, 7))
     """

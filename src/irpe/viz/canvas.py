@@ -140,7 +140,7 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
         figure: The figure.
         path: The file; its folder must exist.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> path = irpe.viz.save_figure(irpe.viz.plot_index(), "index.svg")  # doctest: +SKIP
     """

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.core.grid import Grid
+from irpe.core.places import Points, Subset
 from irpe.core.positions import Positions
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.ops.attention import rpe_attention_weights
@@ -34,7 +35,7 @@ class CapturedAttention:
         rotated: Queries and keys as they enter the product, if the model rotates them.
         temperature: The learned factor of all scores that some models have in place of the scale.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -56,12 +57,31 @@ class CapturedAttention:
     @property
     def grid(self) -> Grid:
         """The one grid of the patches; an error where there is none."""
-        if isinstance(self.where, Positions):
-            raise ValueError(
-                f"{self.name} has its tokens on {self.where}: this picture is of one grid; choose "
-                "other attentions, or irpe.viz.plot_positions for their buckets"
-            )
-        return self.where
+        queries, keys = self.grids
+        return queries if queries == keys else self._refuse()
+
+    @property
+    def grids(self) -> tuple[Grid, Grid]:
+        """The grid of the queries and that of the keys, which may be coarser: both whole."""
+        queries, keys = self.positions.sides
+        if isinstance(queries, Subset | Points) or isinstance(keys, Subset | Points):
+            self._refuse()
+        return Grid.of(queries.shape), Grid.of(keys.shape)
+
+    def check_whole(self) -> None:
+        """Raises an error unless queries and keys are on whole grids."""
+        _ = self.grids
+
+    @property
+    def positions(self) -> Positions:
+        """Where the patches are, queries and keys."""
+        return Positions(self.where) if isinstance(self.where, Grid) else self.where
+
+    def _refuse(self) -> NoReturn:
+        raise ValueError(
+            f"{self.name} has its tokens on {self.where}: this picture is of one grid; choose "
+            "other attentions, or irpe.viz.plot_positions for their buckets"
+        )
 
     @property
     def num_prefix_tokens(self) -> int:
@@ -153,7 +173,7 @@ def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAtt
     Returns:
         The calls of equipped attentions, in the order in which they were made.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")

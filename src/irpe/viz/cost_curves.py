@@ -23,7 +23,7 @@ def plot_cost_curves(
         macs: What each implementation adds at each resolution, in multiply-accumulates.
         plain: Those of the model without an encoding, of which per cent are drawn.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> added, plain = {"K": [45e6, 190e6]}, [4.6e9, 25e9]
         >>> figure = irpe.viz.plot_cost_curves([224, 448], added, plain)
@@ -86,7 +86,7 @@ def plot_cost_bars(
         memory: The peak memory, by encoding, in any unit.
         reference: The name of the model without an encoding.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> times, memory = {"none": 1.0, "K": 1.05}, {"none": 500, "K": 510}
         >>> figure = irpe.viz.plot_cost_bars(times, memory, reference="none")

@@ -37,7 +37,7 @@ class DetectedImage:
         title: What stands above the picture.
         threshold: The least score of a box that is shown, which is said if there is none.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> image = irpe.viz.default_image()
         >>> found = irpe.viz.DetectedImage(image, [(10, 20, 80, 60)], ["car"], [0.9])
@@ -82,7 +82,7 @@ def plot_detections(
         classes: The classes in the order of their colours; `None` takes those in the picture.
         threshold: The least score of a box that is shown, which is said if there is none.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> image = irpe.viz.default_image()
         >>> figure = irpe.viz.plot_detections(image, [(10, 20, 80, 60)], ["car"], [0.9])
@@ -107,7 +107,7 @@ def plot_contact_sheet(
         items: The pictures.
         classes: The classes in the order of their colours; `None` takes those in the pictures.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> image = irpe.viz.default_image()
         >>> found = irpe.viz.DetectedImage(image, [(10, 20, 80, 60)], ["car"], [0.9])

@@ -48,7 +48,7 @@ def explorer_page(
         image: The picture; needed with `calls`.
         name: What the page calls the model.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> page = irpe.viz.explorer_page()
         >>> page.startswith("<!doctype html>")

@@ -32,6 +32,21 @@ def draw_picture(axes: "Axes", image: Any, grid: Grid) -> None:
     draw_map(axes, image, extent=(-0.5, columns - 0.5, rows - 0.5, -0.5), **arguments)
 
 
+def on_keys(patch: Patch, grids: tuple[Grid, Grid]) -> tuple[float, float]:
+    """Returns where a patch of the queries' grid is in the coordinates of the keys' grid.
+
+    Args:
+        patch: Its row and column.
+        grids: The grids of queries and keys, which cover the same image.
+    """
+    queries, keys = (grid.shape for grid in grids)
+    row, column = (
+        (place + 0.5) * cells / size - 0.5
+        for place, size, cells in zip(patch, queries, keys, strict=True)
+    )
+    return row, column
+
+
 def scale_beside(drawn: "Axes | list[Axes]", image: Any, label: str = "") -> None:
     """Adds a colour scale in per cent."""
     from matplotlib.ticker import FuncFormatter

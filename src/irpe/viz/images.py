@@ -23,7 +23,7 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
     Args:
         path: A PNG, JPEG or any other file that Pillow reads.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> image = irpe.viz.read_image("photo.jpg")  # doctest: +SKIP
     """
@@ -41,7 +41,7 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
 def default_image() -> "Image":
     """Returns the picture that ships with the package, 224 x 224, drawn for it.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> irpe.viz.default_image().size
         (224, 224)
@@ -62,7 +62,7 @@ def image_input(model: nn.Module, image: "Image") -> "tuple[Tensor, Image]":
         model: The model.
         image: The picture.
 
-    Example:
+    Examples:
         >>> import irpe.viz, timm
         >>> model = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> pixels, shown = irpe.viz.image_input(model, irpe.viz.default_image())

@@ -25,7 +25,7 @@ def plot_index(
         farthest: The distances run from -farthest to farthest; `None` shows a little more than
             where the piecewise function stops.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz
         >>> figure = irpe.viz.plot_index(irpe.Piecewise.from_ratio(1.9), irpe.Clip(3))
     """

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from irpe.core.grid import Grid
+from irpe.core.positions import Positions
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled
 from irpe.viz.capture import CapturedAttention, HeadPairs
 from irpe.viz.head_maps import short_name
@@ -30,7 +30,7 @@ class Locality:
         without_encoding: The same queries and keys with all tables zero.
         uniform: The distance if every patch attended to all patches alike.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -49,7 +49,7 @@ class Locality:
 def measure_locality(calls: Sequence[CapturedAttention]) -> Locality:
     """Returns the mean attended distance of each captured attention, over heads and patches.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -59,31 +59,36 @@ def measure_locality(calls: Sequence[CapturedAttention]) -> Locality:
     """
     if not calls:
         raise ValueError("no attention was captured: pass what irpe.viz.capture returned")
-    pairs = [(call, call.attention(), call.attention_without()) for call in calls]
+    for call in calls:
+        call.check_whole()
     return Locality(
         tuple(call.name for call in calls),
-        tuple(attended_distance(a, call.grid, call.num_prefix_tokens) for call, a, _ in pairs),
-        tuple(attended_distance(a, call.grid, call.num_prefix_tokens) for call, _, a in pairs),
-        tuple(float(_distances(call.grid).mean()) for call in calls),
+        tuple(_of(call, call.attention()) for call in calls),
+        tuple(_of(call, call.attention_without()) for call in calls),
+        tuple(float(_distances(call.positions).mean()) for call in calls),
     )
 
 
-def attended_distance(weights: HeadPairs, grid: Grid, num_prefix_tokens: int) -> float:
+def _of(call: CapturedAttention, weights: HeadPairs) -> float:
+    return attended_distance(weights, call.positions, call.num_prefix_tokens)
+
+
+def attended_distance(weights: HeadPairs, where: Positions, num_prefix_tokens: int) -> float:
     """Returns the mean distance from patches to the patches that they attend to.
 
     Args:
         weights: The attention weights a_ij.
-        grid: The grid of the patches.
+        where: Where the patches are.
         num_prefix_tokens: The number of tokens before the patches.
     """
     patches = weights[:, num_prefix_tokens:, num_prefix_tokens:].double()
-    reached = (patches * _distances(grid)).sum(-1) / patches.sum(-1)
+    reached = (patches * _distances(where)).sum(-1) / patches.sum(-1)
     return float(reached.mean())
 
 
-def _distances(grid: Grid) -> Tensor:
-    positions = grid.coordinates().double()
-    return (positions[:, None] - positions).square().sum(-1).sqrt()
+def _distances(where: Positions) -> Tensor:
+    queries, keys = (places.double() for places in where.places())
+    return (queries[:, None] - keys).square().sum(-1).sqrt()
 
 
 @styled
@@ -93,7 +98,7 @@ def plot_locality(locality: Locality) -> "Figure":
     Args:
         locality: What `measure_locality` returned.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")

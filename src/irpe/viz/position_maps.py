@@ -46,7 +46,7 @@ def plot_positions(
         references: Rows and columns; the query nearest to each is marked with a star. `None` takes
             the first corner and the centre.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz
         >>> pooled = irpe.Positions((14, 14), irpe.PooledGrid((7, 7), stride=2))
         >>> figure = irpe.viz.plot_positions(pooled, ["product-contextual-k"])

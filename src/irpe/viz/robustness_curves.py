@@ -32,7 +32,7 @@ def plot_robustness(
         trained: The sizes that the models were trained at.
         num_images: How many images each score is of.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> by_size = {"K": {48: [70.1, 71.0], 64: [75.0, 76.2]}}
         >>> by_move = {"K": {0: [75.0, 76.2], 1: [60.4, 61.3]}}

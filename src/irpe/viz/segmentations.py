@@ -36,7 +36,7 @@ class SegmentedImage:
         predicted: The predicted classes.
         title: What stands beside the picture.
 
-    Example:
+    Examples:
         >>> import torch, irpe.viz
         >>> labels = torch.zeros(224, 224, dtype=torch.uint8)
         >>> item = irpe.viz.SegmentedImage(irpe.viz.default_image(), labels, labels, "scene.png")
@@ -63,7 +63,7 @@ def plot_segmentation(item: SegmentedImage, classes: Sequence[str]) -> "Figure":
         item: The picture.
         classes: The names of the classes.
 
-    Example:
+    Examples:
         >>> import torch, irpe.viz
         >>> labels = torch.zeros(224, 224, dtype=torch.uint8)
         >>> item = irpe.viz.SegmentedImage(irpe.viz.default_image(), labels, labels, "scene.png")
@@ -80,7 +80,7 @@ def plot_segmentation_sheet(items: Sequence[SegmentedImage], classes: Sequence[s
         items: The pictures.
         classes: The names of the classes.
 
-    Example:
+    Examples:
         >>> import torch, irpe.viz
         >>> labels = torch.zeros(224, 224, dtype=torch.uint8)
         >>> item = irpe.viz.SegmentedImage(irpe.viz.default_image(), labels, labels, "scene.png")

@@ -25,7 +25,7 @@ def plot_sizes(whole: SizeCurves, sliding: SizeCurves) -> "Figure":
             images are, then by seed.
         sliding: The same of sliding windows.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> whole = {"K": {1.0: [25.2, 24.9], 2.0: [20.1, 21.0]}}
         >>> figure = irpe.viz.plot_sizes(whole, sliding=whole)

@@ -35,7 +35,7 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
         model: An equipped model.
         blocks: The indices of the attentions to draw, counted from the input; `None` draws all.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")

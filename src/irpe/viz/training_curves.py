@@ -26,7 +26,7 @@ def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
         runs: The columns of each run's table, by the name that the legend shows; NaN where an epoch
             was not evaluated. Several tables under one name, those of seeds, have one colour.
 
-    Example:
+    Examples:
         >>> import irpe.viz
         >>> losses = {"train_loss": [1.2, 0.9], "val_loss": [1.1, 1.0]}
         >>> table = {"epoch": [1, 2], "top1": [60.0, 70.0], **losses}

@@ -10,7 +10,7 @@ from irpe.core.grid import Grid
 from irpe.viz.bucket_maps import check_image_grid
 from irpe.viz.canvas import DIVERGING, draw_map, draw_star, new_figure, panel_shape, panels, styled
 from irpe.viz.capture import CapturedAttention
-from irpe.viz.head_maps import Patch, draw_picture, pick_head, scale_beside, title_of
+from irpe.viz.head_maps import Patch, draw_picture, on_keys, pick_head, scale_beside, title_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ def plot_weights(
         heads: The heads to draw, one a line; `None` draws their mean.
         image: The picture that the model was given, shown on the left; `None` leaves it out.
 
-    Example:
+    Examples:
         >>> import irpe, irpe.viz, timm, torch
         >>> plain = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> model = irpe.equip(plain, "product-contextual-k")
@@ -57,15 +57,15 @@ def plot_weights(
     drawn = panels(figure, len(lines), columns, space=0.08)
     for axes_row, head, row in zip(drawn, lines, mosaics, strict=True):
         if image is not None and axes_row is drawn[0]:
-            _draw_references(axes_row[0], image, calls[0].grid)
+            _draw_references(axes_row[0], image, calls[0].grids[0])
         elif image is not None:
             axes_row[0].set_axis_off()
         for axes, call, mosaic in zip(axes_row[-len(calls) :], calls, row, strict=True):
             draw_map(axes, mosaic, cmap=DIVERGING, vmin=-bound, vmax=bound)
-            _star_mosaic(axes, call.grid)
+            _star_mosaic(axes, call.grids)
             share = f"{100 * call.encoding_share():.2g} % of the scores"
             axes.set_title(f"{title_of(call, head)}\nencoding: {share}")
-    label = "$b_{ij}$, share of the attention scores"
+    label = "$b_{ij}$, share of scores before softmax"
     scale_beside([axes for row in drawn for axes in row], drawn[0][-1].images[0], label)
     return figure
 
@@ -91,11 +91,12 @@ def references(grid: Grid) -> list[list[Patch]]:
 
 def _mosaic(weights: Tensor, call: CapturedAttention) -> Tensor:
     """Returns the maps of the reference patches as one matrix, with gaps between them."""
-    first, (rows, columns) = call.num_prefix_tokens, call.grid.shape
-    chosen = references(call.grid)
+    queries, keys = (check_image_grid(grid) for grid in call.grids)
+    first, (rows, columns) = call.num_prefix_tokens, keys.shape
+    chosen = references(queries)
     height, width = len(chosen) * (rows + _GAP) - _GAP, len(chosen[0]) * (columns + _GAP) - _GAP
     mosaic = torch.full((height, width), torch.nan)
-    maps = weights[first:, first:].view(rows, columns, rows, columns)
+    maps = weights[first:, first:].view(*queries.shape, rows, columns)
     for line, patches in enumerate(chosen):
         for position, (row, column) in enumerate(patches):
             top, left = line * (rows + _GAP), position * (columns + _GAP)
@@ -103,10 +104,11 @@ def _mosaic(weights: Tensor, call: CapturedAttention) -> Tensor:
     return mosaic
 
 
-def _star_mosaic(axes: "Axes", grid: Grid) -> None:
-    rows, columns = grid.shape
-    for line, patches in enumerate(references(grid)):
-        for position, (row, column) in enumerate(patches):
+def _star_mosaic(axes: "Axes", grids: tuple[Grid, Grid]) -> None:
+    queries, (rows, columns) = grids[0], grids[1].shape
+    for line, patches in enumerate(references(queries)):
+        for position, patch in enumerate(patches):
+            row, column = on_keys(patch, grids)
             draw_star(axes, line * (rows + _GAP) + row, position * (columns + _GAP) + column, 5)
 
 

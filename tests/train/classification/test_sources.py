@@ -41,6 +41,8 @@ def test_embedded_images_are_balanced_and_of_the_promised_number():
         labels = [source.read(index)[1] for index in range(len(source))]
         assert np.bincount(labels).tolist() == [count] * 10
     assert train.read(0)[0].size == (28, 28)
+    assert (train.classes, len(train.classes)) == (val.classes, 10)
+    assert train.classes[9] == "boot"
     assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) < 4e6
     assert "MIT" in (EMBEDDED / "LICENSE").read_text()
 
@@ -162,7 +164,7 @@ def test_a_holdout_is_a_fixed_part_of_one_folder(tmp_path):
 @pytest.mark.parametrize("data", ["embedded", "."])
 def test_a_holdout_beside_a_split_is_refused(tmp_path, monkeypatch, data):
     monkeypatch.chdir(make_folder(tmp_path))
-    with pytest.raises(ValueError, match="has splits, use them"):
+    with pytest.raises(ValueError, match="has splits, leave it out"):
         open_images(data, holdout=0.2)
 
 

@@ -49,7 +49,7 @@ def register_host(
         build: Returns the plain model, given these arguments, for `load_equipped`. Without these
             two a plain model is passed to `load_equipped`.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> irpe.register_host(  # doctest: +SKIP
         ...     MyAttention, MyEquipped, model=MyModel, convolution="patches", num_prefix_tokens=1

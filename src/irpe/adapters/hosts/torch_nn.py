@@ -9,6 +9,11 @@ from irpe.adapters.grids import GridSource
 from irpe.adapters.multihead import RPEMultiheadAttention, leave_fast_path
 from irpe.adapters.plan import Plan, Request, Site
 
+REFUSED = {
+    "torch.nn.modules.transformer.TransformerDecoderLayer": "attends for queries that lie on no "
+    "grid, and to another sequence",
+}
+
 
 def find_attentions(model: nn.Module, request: Request) -> Plan:
     """Returns the self-attentions of a model that are made of torch.nn's."""

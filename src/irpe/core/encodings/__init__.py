@@ -25,7 +25,7 @@ def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
         value: One of `NAMES`, a text that `RPESpec.parse` understands, a rotation and one of these
             joined by "+", or an encoding.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> str(irpe.parse_encoding("shaw"))
         'product-contextual-k@clip3'

@@ -37,7 +37,7 @@ class RPESpec:
         shared_heads: One table for all heads, or one for each.
         tied: One table for queries and keys together (Eq. 11); both must be targets.
 
-    Example:
+    Examples:
         >>> import irpe
         >>> str(irpe.RPESpec(method="product", mode="contextual", targets="k"))
         'product-contextual-k@1.9'

@@ -22,7 +22,7 @@ MIN_CROP = 0.1  # images are resized to image_size / crop, which is not to excee
 class ClassifierConfig(RunConfig):
     """A run that trains an image classifier.
 
-    Example:
+    Examples:
         >>> import irpe.recipes
         >>> irpe.recipes.RECIPES["laptop"]().replace(encoding="product-contextual-k").encoding
         'product-contextual-k'

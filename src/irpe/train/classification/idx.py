@@ -5,6 +5,7 @@ import lzma
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ class IdxSource:
     Args:
         directory: Where the files are.
         part: The first word of their names, for example "train".
+        names: The names of the classes; `None`: the format has none, so labels stand for them.
     """
 
-    def __init__(self, directory: Path, part: str) -> None:
+    def __init__(self, directory: Path, part: str, names: Sequence[str] | None = None) -> None:
         self.path = _idx_file(directory, part, "images")
         self.images = _read_idx(self.path, ndim=3)
         self.labels = _read_idx(_idx_file(directory, part, "labels"), ndim=1)
@@ -35,7 +37,8 @@ class IdxSource:
             raise ValueError(
                 f"{self.path} has {len(self.images)} images, but {len(self.labels)} labels"
             )
-        self.classes = [str(label) for label in range(int(self.labels.max()) + 1)]
+        labels = range(int(self.labels.max()) + 1)
+        self.classes = [str(label) for label in labels] if names is None else list(names)
 
     def __len__(self) -> int:
         return len(self.images)

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from irpe.adapters.equip import equip
-from irpe.adapters.hosts.timm.building import create_timm_model
+from irpe.adapters.hosts.timm.building import create_timm_model, takes_argument
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.weights import Weights, read_weights, start_from
 
@@ -28,7 +28,7 @@ def build_model(config: ClassifierConfig, num_classes: int) -> nn.Module:
     try:
         model = create_timm_model(config.model, arguments, config.initial == "pretrained")
     except ValueError as error:
-        if "keyword argument 'img_size'" not in str(error):
+        if takes_argument(config.model, img_size=config.image_size):
             raise
         raise ValueError(
             f"model {config.model!r} is not a vision transformer that is made for an image size: "

@@ -10,11 +10,14 @@ from PIL import Image
 
 from irpe.extras import require
 from irpe.train.classification.idx import IdxSource, find_idx
-from irpe.train.config import DATASETS
+from irpe.train.config import DATASETS, is_name
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
 from irpe.train.image_lists import held_out_indices
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
+EMBEDDED_CLASSES = (
+    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot",
+)  # fmt: skip
 _SPLITS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "test", "t10k"),
@@ -135,7 +138,8 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
     """
     if holdout:
         _check_root(data, root)
-        whole = _open_whole(data)
+        _check_whole(data)
+        whole = _open_path(Path(data))
         _check_classes(data, whole)
         return hold_out(whole, holdout)
     train, val = open_split(data, "train", root), open_split(data, "val", root)
@@ -164,23 +168,22 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     """Returns the images of one split, "train" or "val"."""
     _check_root(data, root)
     if data == "embedded":
-        return IdxSource(EMBEDDED, _SPLITS[split][-1] if split == "val" else split)
+        part = _SPLITS[split][-1] if split == "val" else split
+        return IdxSource(EMBEDDED, part, EMBEDDED_CLASSES)
     if data.startswith(DATASETS):
         return _open_by_name(data, split, root)
-    folder = Path(data)
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"data {data!r} is not a folder, a timm dataset ({'NAME, '.join(DATASETS)}NAME) or "
-            "'embedded'"
-        )
-    found = _find_split(folder, split)
-    if found is not None:
-        return IdxSource(folder, found) if isinstance(found, str) else _open_path(found)
-    looked_for = ", ".join(f"{name}/, {name}.tar" for name in _SPLITS[split])
-    raise FileNotFoundError(
-        f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
-        "of class folders, hold some images out: --holdout 0.2"
-    )
+    found = _locate(data, split)
+    return IdxSource(Path(data), found) if isinstance(found, str) else _open_path(found)
+
+
+def check_images(data: str, root: str | None = None, holdout: float = 0.0) -> None:
+    """Raises an error if there are no images where `open_images` looks; nothing is read yet."""
+    _check_root(data, root)
+    if holdout:
+        _check_whole(data)
+    elif not is_name(data):
+        for split in _SPLITS:
+            _locate(data, split)
 
 
 def open_evaluation(data: str, root: str | None = None) -> Source:
@@ -190,8 +193,7 @@ def open_evaluation(data: str, root: str | None = None) -> Source:
     class folders. Arguments as in `open_images`.
     """
     folder = Path(data)
-    has_name = data == "embedded" or data.startswith(DATASETS)
-    if has_name or not folder.is_dir() or any(_find_split(folder, split) for split in _SPLITS):
+    if is_name(data) or not folder.is_dir() or _has_splits(folder):
         return open_split(data, "val", root)
     _check_root(data, root)
     return _open_path(folder)
@@ -216,14 +218,36 @@ def _check_root(data: str, root: str | None) -> None:
         )
 
 
-def _open_whole(data: str) -> Source:
-    folder = Path(data)
-    has_splits = data == "embedded" or data.startswith(DATASETS)
-    if has_splits or any(_find_split(folder, split) for split in _SPLITS):
-        raise ValueError(f"holdout is for one folder of class folders: {data} has splits, use them")
-    if not folder.exists():
+def _check_whole(data: str) -> None:
+    """Raises an error unless data is one folder of class folders, or a tar file of them."""
+    if is_name(data) or _has_splits(Path(data)):
+        raise ValueError(
+            f"--holdout is for one folder of class folders: {data} has splits, leave it out"
+        )
+    if not Path(data).exists():
         raise FileNotFoundError(f"data {data!r} does not exist")
-    return _open_path(folder)
+
+
+def _has_splits(folder: Path) -> bool:
+    return any(_find_split(folder, split) for split in _SPLITS)
+
+
+def _locate(data: str, split: str) -> Path | str:
+    """Returns where a folder has a split, as `_find_split` does, or raises an error."""
+    folder = Path(data)
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"data {data!r} is not a folder, a timm dataset ({'NAME, '.join(DATASETS)}NAME) or "
+            "'embedded'"
+        )
+    found = _find_split(folder, split)
+    if found is not None:
+        return found
+    looked_for = ", ".join(f"{name}/, {name}.tar" for name in _SPLITS[split])
+    raise FileNotFoundError(
+        f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
+        "of class folders, hold some images out: --holdout 0.2"
+    )
 
 
 def _find_split(folder: Path, split: str) -> Path | str | None:

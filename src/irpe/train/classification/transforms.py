@@ -115,19 +115,19 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
 
 
 def eval_images(
-    source: Source, config: ClassifierConfig, normalization: Mapping[str, Any] | None = None
+    source: Source, config: ClassifierConfig, preparation: Mapping[str, Any] | None = None
 ) -> LabelledImages:
     """Returns images as they are evaluated on.
 
     Args:
         source: The images.
         config: Their size, channels and crop.
-        normalization: Their mean and deviation; `None` for those of timm's model.
+        preparation: Their mean and deviation, and what else timm's transforms take; `None`: the
+            mean and deviation of the model, resized by cubic interpolation.
     """
-    values = _normalization(config) if normalization is None else normalization
-    transform: Any = create_transform(
-        config.input_shape, crop_pct=config.crop, interpolation="bicubic", **values
-    )
+    own: Mapping[str, Any] = preparation or _normalization(config)
+    values: dict[str, Any] = {"interpolation": "bicubic", **own}
+    transform: Any = create_transform(config.input_shape, crop_pct=config.crop, **values)
     return LabelledImages(source, transform, _mode(config), None)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from irpe.extras import require
+from irpe.hub import cached_if_unreachable
 from irpe.train.checkpoint import read_torch
 from irpe.train.detection.config import DetectorConfig
 from irpe.train.weights import Weights, read_weights
@@ -113,7 +114,8 @@ def _named_weights(config: DetectorConfig) -> Weights:
     if config.backbone == _PACKAGED:
         return _packaged_weights()
     try:
-        return dict(timm.create_model(config.backbone, pretrained=True).state_dict())
+        with cached_if_unreachable():
+            return dict(timm.create_model(config.backbone, pretrained=True).state_dict())
     except Exception as error:  # whatever the network, the hub or a proxy raises
         raise ValueError(
             f"the pretrained weights of {config.backbone} cannot be downloaded: {error}; set "

@@ -10,7 +10,7 @@ from irpe.train.config import RunConfig, check_at_least, option
 class DetectorConfig(RunConfig):
     """A run that trains a DETR.
 
-    Example:
+    Examples:
         >>> import irpe.recipes
         >>> irpe.recipes.RECIPES["detr_small"]().replace(encoding="product-bias-k@2.0").task
         'detection'

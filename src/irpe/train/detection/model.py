@@ -1,6 +1,5 @@
 """The DETR of a configuration: built by transformers, equipped, and filled with initial weights."""
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 from transformers import DetrConfig, DetrForObjectDetection
 
 from irpe.adapters.equip import equip
-from irpe.core.choices import did_you_mean
 from irpe.train.detection.backbone import (
     BackboneInput,
     FrozenBackbone,
@@ -21,6 +19,7 @@ from irpe.train.detection.backbone import (
     freeze_first_layers,
 )
 from irpe.train.detection.config import DetectorConfig
+from irpe.train.transformers_arguments import check_arguments
 from irpe.train.weights import Weights, read_weights, start_from
 
 _FIXED = {"auxiliary_loss", "backbone_config"}  # by the configuration of the run
@@ -95,13 +94,7 @@ def build_for(config: DetectorConfig, weights: Weights) -> nn.Module:
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:
     """Raises an error for what transformers would ignore, or fail on later."""
-    known = {field.name for field in dataclasses.fields(DetrConfig)} - _FIXED
-    unknown = sorted(set(arguments) - known)
-    if unknown:
-        raise ValueError(
-            f"model_args {unknown[0]!r} is not an argument of transformers' DETR"
-            f"{did_you_mean(unknown[0], known)}"
-        )
+    check_arguments(arguments, DetrConfig, "DETR", _FIXED)
     try:
         config = DetrConfig(**arguments)
     except (StrictDataclassError, TypeError, ValueError) as error:

@@ -155,7 +155,7 @@ def open_task(
 
 def detector_groups(model: nn.Module, config: DetectorConfig) -> list[dict[str, Any]]:
     """Returns groups for an optimizer; backbone and tables have rates of their own."""
-    tables = set[str]() if config.encoding == "none" else set(table_names(model))
+    tables = set(table_names(model))
 
     def settings(name: str, _: nn.Parameter) -> tuple[float, float]:
         if name in tables:

@@ -1,21 +1,24 @@
 """The configuration of a run that trains a segmenter."""
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from irpe.core.choices import check_choice
 from irpe.core.rates import ABSOLUTE_LR
 from irpe.train.config import RunConfig, check_at_least, check_fraction, check_positive, option
 
 HEADS = ("linear", "upsampling")
+TRANSFORMERS_MODELS = ("segformer", "upernet")  # as transformers names them; all others are timm's
+BACKBONE, TIMM_BACKBONE = "backbone_config", "timm_backbone"  # in the model_args of upernet
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmenterConfig(RunConfig):
     """A run that trains a vision transformer to segment images.
 
-    Example:
+    Examples:
         >>> import irpe.recipes
         >>> irpe.recipes.RECIPES["seg_small"]().replace(encoding="product-contextual-k").task
         'segmentation'
@@ -23,9 +26,11 @@ class SegmenterConfig(RunConfig):
 
     task: ClassVar[str] = "segmentation"
 
-    model: str = option("Model, by its timm name.")
-    head: str = option(
-        "What makes classes of the tokens: linear, or upsampling (two convolutions).", "linear"
+    model: str = option("Model, by its timm name; or transformers' segformer or upernet.")
+    head: str | None = option(
+        "What makes classes of the tokens of a timm model: linear, or upsampling (two "
+        "convolutions) [linear]; segformer and upernet have heads of their own.",
+        None,
     )
     drop_path: float = option("Rate of stochastic depth.", 0.0)
 
@@ -69,6 +74,11 @@ class SegmenterConfig(RunConfig):
         return self.poly_power
 
     @property
+    def backbone(self) -> Mapping[str, Any]:
+        """The backbone of upernet: its model type and the arguments of its configuration."""
+        return self.model_args[BACKBONE]
+
+    @property
     def input_shape(self) -> tuple[int, int, int]:
         """Channels, rows and columns of what the model is trained on."""
         return 3, self.crop_height, self.crop_width
@@ -80,7 +90,7 @@ class SegmenterConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("head", self.head, HEADS)
+        self._check_model()
         check_positive(self, "absolute_lr", "min_resize")
         check_at_least(self, self.min_resize, "max_resize")
         check_at_least(self, 1, "crop_height", "crop_width")
@@ -98,3 +108,38 @@ class SegmenterConfig(RunConfig):
                 f"stride = {self.stride} leaves gaps between windows of {self.crop_height} x "
                 f"{self.crop_width} pixels: choose at most the shorter side"
             )
+
+    def _check_model(self) -> None:
+        """Raises an error if head, backbone or initial weights are not for the model."""
+        if self.model not in TRANSFORMERS_MODELS:
+            if self.head is not None:
+                check_choice("head", self.head, HEADS)
+            return
+        if self.head is not None:
+            raise ValueError(
+                f"head {self.head!r} is for models of timm: {self.model} has a head of its own, "
+                "leave it out or set it to none"
+            )
+        kind = self._check_backbone() if self.model == "upernet" else self.model
+        if self.initial == "pretrained" and kind != TIMM_BACKBONE:
+            raise ValueError(
+                f"initial 'pretrained' is for models of timm: for {kind} name a folder that "
+                "save_pretrained wrote, or a model of the Hugging Face hub"
+            )
+
+    def _check_backbone(self) -> str:
+        """Returns the model type of upernet's backbone, or raises an error."""
+        backbone: Any = self.model_args.get(BACKBONE)
+        kind = backbone.get("model_type") if isinstance(backbone, Mapping) else None
+        if not isinstance(kind, str):
+            raise ValueError(
+                f"model_args {dict(self.model_args)}: upernet needs a backbone of transformers, "
+                f'for example {{"{BACKBONE}": {{"model_type": "swin"}}}}'
+            )
+        if kind == TIMM_BACKBONE and not isinstance(backbone.get("backbone"), str):
+            raise ValueError(
+                f"model_args {dict(self.model_args)}: {TIMM_BACKBONE} needs a model of timm, for "
+                f'example {{"{BACKBONE}": {{"model_type": "{TIMM_BACKBONE}", "backbone": '
+                '"pvt_v2_b0"}}'
+            )
+        return kind

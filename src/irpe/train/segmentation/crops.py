@@ -11,9 +11,9 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from irpe.train.image_files import CACHE_BYTES
-from irpe.train.normalization import normalization
 from irpe.train.sampling import Sample
 from irpe.train.seeding import seeded
+from irpe.train.segmentation.colours import colours_of
 from irpe.train.segmentation.config import SegmenterConfig
 from irpe.train.segmentation.labels.listing import IGNORED
 from irpe.train.segmentation.labels.source import LabelledPixels
@@ -91,7 +91,7 @@ class RandomCrops:
 
     def __init__(self, config: SegmenterConfig) -> None:
         self.config = config
-        self.normalize = Normalize(config.model)
+        self.normalize = Normalize(config)
         fill: dict[Any, Any] = {
             tv_tensors.Image: [round(255 * mean) for mean in self.normalize.colours["mean"]],
             tv_tensors.Mask: IGNORED,
@@ -126,7 +126,7 @@ class WholeImages:
 
     def __init__(self, config: SegmenterConfig, scale: float = 1.0) -> None:
         self.short_side, self.scale = config.short_side, scale
-        self.normalize = Normalize(config.model)
+        self.normalize = Normalize(config)
 
     def __call__(self, pixels: Pixels, labels: Labels) -> tuple[Tensor, Labels]:
         """Returns an image, resized and normalized, and its label map."""
@@ -135,14 +135,14 @@ class WholeImages:
 
 
 class Normalize:
-    """Makes pixels of integers those that a model of timm was made for.
+    """Makes pixels of integers those that a model was made for.
 
     Args:
-        model: timm's name of the model.
+        config: The configuration, with the model.
     """
 
-    def __init__(self, model: str) -> None:
-        self.colours = normalization(model)
+    def __init__(self, config: SegmenterConfig) -> None:
+        self.colours = colours_of(config)
 
     def __call__(self, pixels: Pixels) -> Tensor:
         """Returns the normalized pixels."""

@@ -1,5 +1,6 @@
 """Segmentation as a task of the training loop: its data, its loss and its score."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torchvision.transforms.v2.functional import center_crop
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.config import EMBEDDED
 from irpe.train.optim import encoder_groups
-from irpe.train.segmentation.config import SegmenterConfig
+from irpe.train.segmentation.config import BACKBONE, HEADS, TRANSFORMERS_MODELS, SegmenterConfig
 from irpe.train.segmentation.crops import PixelBatch, PixelImages, RandomCrops, WholeImages
 from irpe.train.segmentation.labels.source import LabelledPixels, open_pixels
 from irpe.train.segmentation.loss import count_pixels, pixel_loss
@@ -44,9 +45,16 @@ class SegmentationTask:
 
     @property
     def model_name(self) -> str:
-        """The model's name in timm, its arguments, and its head."""
-        arguments = (f"{name}={value}" for name, value in self.config.model_args.items())
-        return " ".join([self.config.model, *arguments, f"with a head that is {self.config.head}"])
+        """The model's name, its arguments, and its head or its backbone."""
+        arguments = {**self.config.model_args}
+        backbone = arguments.pop(BACKBONE, None)
+        words = [self.config.model, *_in_words(arguments)]
+        if backbone is not None:
+            sizes = {name: value for name, value in backbone.items() if name != "model_type"}
+            words += ["over", backbone["model_type"], *_in_words(sizes)]
+        elif self.config.model not in TRANSFORMERS_MODELS:
+            words.append(f"with a head that is {self.config.head or HEADS[0]}")
+        return " ".join(words)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -54,7 +62,12 @@ class SegmentationTask:
         return ()
 
     def check_micro_batch(self, size: int) -> None:
-        """Takes any number of images."""
+        """Raises an error if upernet cannot normalize over the images of a forward pass."""
+        if size < 2 and self.config.model == "upernet":
+            raise ValueError(
+                f"{size} image per forward pass and device: upernet averages each image to one "
+                "pixel and normalizes it over the images, choose 2 or more"
+            )
 
     def build(self) -> nn.Module:
         """Returns the model at its start."""
@@ -102,6 +115,10 @@ class SegmentationTask:
         """Returns what a model is called with, by name: the middle of some validation images."""
         size = [self.config.crop_height, self.config.crop_width]
         return {"images": torch.stack([center_crop(x, size) for x in batch.images]).to(device)}
+
+
+def _in_words(arguments: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in arguments.items()]
 
 
 def open_task(

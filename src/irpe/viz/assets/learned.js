@@ -74,7 +74,8 @@ function drawLearned() {
   const at = pointed || star;
   const perCent = (value) => `${Number((100 * value).toPrecision(2))} %`;
   $("weights-status").textContent =
-    `In this block it is ${perCent(block.share)} of the scores. Orange adds, purple takes away, up to ` +
+    `In this block it is ${perCent(block.share)} of the scores (before softmax: not the effect, which ` +
+    "is on the output). Orange adds, purple takes away, up to " +
     `${perCent(bound)}; row ${at[0]}, column ${at[1]}: ${perCent(shares[at[0] * grid[1] + at[1]])}.`;
   const table = block.tables[Number($("table").value)];
   const values = readHalves(table.data);

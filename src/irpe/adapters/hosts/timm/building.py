@@ -1,5 +1,6 @@
 """timm: how a model is built again from what it knows about itself."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import timm
@@ -9,6 +10,7 @@ from timm.layers.mlp import Mlp
 from torch import nn
 
 from irpe.adapters.hosts.timm.tokens import TOKEN_MODELS
+from irpe.hub import cached_if_unreachable
 
 # Which arguments of `timm.create_model` a description may hold: sizes and switches, no paths.
 _ARGUMENTS = {
@@ -106,7 +108,13 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{size} = {values!r} must be a whole number of at least 1")
     try:
-        model = timm.create_model(name, pretrained, **arguments)
+        with cached_if_unreachable() if pretrained else nullcontext():
+            model = timm.create_model(name, pretrained, **arguments)
+    except OSError as error:  # of the network, or of the hub's cache
+        raise FileNotFoundError(
+            f"the pretrained weights of {name} cannot be downloaded, and the cache of the hub does "
+            f"not have them ({type(error).__name__}): start from a file or a run instead"
+        ) from error
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError) as error:
         if "divisible by num_heads" in str(error):
             raise _uneven_heads(name, arguments) from error
@@ -118,6 +126,21 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
             f"{embedding.patch_size[0]} pixels: choose a larger image or a smaller patch_size"
         )
     return model
+
+
+def takes_argument(name: str, **argument: Any) -> bool:
+    """Returns whether a model of timm has an argument: a convolutional one has no `img_size`.
+
+    Args:
+        name: timm's name of the model.
+        argument: The argument, with a value.
+    """
+    try:
+        with torch.device("meta"):
+            create_timm_model(name, argument)
+    except ValueError as error:
+        return not isinstance(error.__cause__, TypeError)
+    return True
 
 
 def _uneven_heads(name: str, arguments: dict[str, Any]) -> ValueError:

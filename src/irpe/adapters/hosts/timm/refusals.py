@@ -55,6 +55,6 @@ REFUSED = {
     "timm.models.tnt.Attention": "is given tokens of patches and of pixels without their grid",
     "timm.models.vision_transformer.DiffParallelScalingBlock": _DIFFERENCE,
     "timm.models.vision_transformer.ParallelScalingBlock": "computes attention inside the block, "
-    "so there is no attention to give an encoding to",
+    "not in a module that could have an encoding",
     "timm.models.xcit.XCA": _OVER_CHANNELS,
 }

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from irpe.train.detection.annotations.coco import read_coco
+from irpe.train.detection.annotations.layout import find_annotations
 from irpe.train.detection.annotations.listing import Listing, clip_box
 from irpe.train.detection.annotations.voc import read_voc
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular, convert_mode
@@ -114,50 +115,12 @@ def open_boxes(data: str, split: str, classes: Sequence[str] | None = None) -> B
     """Returns the images of a split, with their boxes.
 
     Args:
-        data: A folder. COCO: annotations/instances_NAME.json, where NAME starts with the split, and
-            images in NAME/, images/NAME/ or images/. Pascal VOC: ImageSets/Main/SPLIT.txt,
-            Annotations/ and JPEGImages/.
+        data: A folder in the layout of COCO or Pascal VOC (`find_annotations`).
         split: For example "train".
         classes: The names of the classes, in the order of the labels; `None` for those of the
             split.
     """
-    folder = Path(data)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"data {data!r} is not a folder")
-    coco = {_coco_name(path): path for path in (folder / "annotations").glob("instances_*.json")}
-    voc = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt")}
-    if bool(coco) == bool(voc):
-        has = "both" if coco else "neither"
-        raise (ValueError if coco else FileNotFoundError)(
-            f"{data} has {has} annotations/instances_*.json (COCO) {'and' if coco else 'nor'} "
-            "ImageSets/Main/*.txt (Pascal VOC); one of them is needed"
-        )
-    if coco:
-        name = _choose(split, [name for name in coco if split and name.startswith(split)], coco)
-        return BoxSource(read_coco(coco[name], _coco_images(folder, name), classes))
-    name = _choose(split, [name for name in voc if name == split], voc)
-    return BoxSource(read_voc(folder, voc[name], classes))
-
-
-def _coco_name(path: Path) -> str:
-    return path.stem.removeprefix("instances_")
-
-
-def _choose(split: str, fitting: list[str], paths: dict[str, Path]) -> str:
-    if split in fitting or len(fitting) == 1:
-        return split if split in fitting else fitting[0]
-    folder = next(iter(paths.values())).parent
-    if not fitting:
-        names = ", ".join(sorted(paths))
-        raise FileNotFoundError(f"{folder} has no split {split!r}; it has {names}")
-    names = ", ".join(sorted(paths[name].name for name in fitting))
-    raise ValueError(f"{folder} has several files for the split {split!r}: {names}; keep one")
-
-
-def _coco_images(folder: Path, name: str) -> Path:
-    candidates = [folder / name, folder / "images" / name, folder / "images"]
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
-    looked_for = ", ".join(f"{candidate}/" for candidate in candidates)
-    raise FileNotFoundError(f"there are no images of {name}: looked for {looked_for}")
+    path, images = find_annotations(data, split)
+    if images is not None:
+        return BoxSource(read_coco(path, images, classes))
+    return BoxSource(read_voc(Path(data), path, classes))

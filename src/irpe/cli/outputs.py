@@ -1,0 +1,56 @@
+"""Where a new run goes: a folder of its own, or an error with a name that is free."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from irpe.files import free_name
+from irpe.train.config import RUN_FILE, RunConfig
+
+_LONGEST = 60  # characters of a folder's name
+
+
+def check_output(directory: Path, config: RunConfig) -> None:
+    """Raises an error if a folder is taken, which says by what, and names one that is free.
+
+    A run never moves to another folder by itself: the processes of `torchrun` would have to agree
+    on it, and a command that is given again after Ctrl-C would start anew without a word.
+
+    Args:
+        directory: The folder.
+        config: The run that is to go there.
+    """
+    if os.environ.get("RANK", "0") != "0" or not any(directory.glob("[!.]*")):
+        return  # the first process alone writes to it
+    found = _read_settings(directory)
+    if found is None:
+        raise ValueError(
+            f"{directory} has files of others: choose a new folder, -o {free_name(directory)}"
+        )
+    own = config.with_absolute_paths()
+    differing = {
+        name: Path(str(getattr(own, name))).name
+        for name in ("data", "encoding")
+        if found.get(name) != getattr(own, name)
+    }
+    of = f" with other settings ({' and '.join(differing)})" if differing else ""
+    raise ValueError(
+        f"{directory} holds a run{of}: go on with that one, --resume {directory}, or choose "
+        f"another folder, -o {_name_after(directory, differing)}"
+    )
+
+
+def _read_settings(directory: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads((directory / RUN_FILE).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _name_after(directory: Path, differing: dict[str, str]) -> Path:
+    """Returns a folder beside another one, named after what differs, that does not exist."""
+    name = "-".join([directory.name, *differing.values()])
+    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:_LONGEST].strip("-")
+    named = directory.with_name(name)
+    return free_name(named) if named.exists() else named

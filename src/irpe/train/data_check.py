@@ -1,0 +1,32 @@
+"""Whether the data of a configuration is where it should be; torch is not needed to see that."""
+
+from pathlib import Path
+
+from irpe.train.classification.config import ClassifierConfig
+from irpe.train.classification.sources import check_images
+from irpe.train.config import EMBEDDED, RunConfig
+from irpe.train.detection.annotations.layout import find_annotations
+from irpe.train.detection.config import DetectorConfig
+
+_NEEDED = {
+    "detection": "a folder in the layout of COCO or Pascal VOC",
+    "segmentation": "a folder of images with label maps",
+}
+
+
+def check_data(config: RunConfig) -> None:
+    """Raises an error if the data of a run is not there, before anything slow is imported or read.
+
+    Args:
+        config: The configuration of the run.
+    """
+    if isinstance(config, ClassifierConfig):
+        check_images(config.data, config.root, config.holdout)
+        return
+    if config.data == EMBEDDED:
+        raise ValueError(f"--data is missing: {_NEEDED[config.task]}")
+    if isinstance(config, DetectorConfig):
+        for split in (config.train_split, config.val_split):
+            find_annotations(config.data, split)
+    elif not Path(config.data).is_dir():
+        raise FileNotFoundError(f"data {config.data!r} is not a folder")

@@ -1,0 +1,50 @@
+"""Where a new run goes, and what is said of a folder that is taken."""
+
+import pytest
+
+pytest.importorskip("typer", reason="needs the extra 'cli'")
+
+from irpe.cli.outputs import check_output
+from irpe.recipes import RECIPES
+
+
+@pytest.fixture
+def runs(tmp_path, monkeypatch):
+    """A folder with a run on the data 'flowers'."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs/laptop_64").mkdir(parents=True)
+    config = RECIPES["laptop_64"]().replace(data="flowers").with_absolute_paths()
+    (tmp_path / "runs/laptop_64/run.json").write_text(config.to_json())
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "free"),
+    [
+        ({}, "holds a run: go on with that one, --resume", "laptop_64-2"),
+        ({"data": "birds/"}, "holds a run with other settings (data): go on", "laptop_64-birds"),
+        ({"encoding": "product-bias-k@clip3"}, "(encoding)", "laptop_64-product-bias-k-clip3"),
+        ({"data": "x", "encoding": "shaw"}, "(data and encoding)", "laptop_64-x-shaw"),
+    ],
+)
+def test_a_taken_folder_is_refused_with_a_free_name(runs, changes, said, free):
+    config = RECIPES["laptop_64"]().replace(**{"data": "flowers", **changes})
+    with pytest.raises(ValueError, match="-o ") as error:
+        check_output(runs / "laptop_64", config)
+    assert said in str(error.value)
+    assert str(error.value).endswith(f"-o {runs / free}")
+    (runs / free).mkdir()
+    with pytest.raises(ValueError, match="-o ") as error:
+        check_output(runs / "laptop_64", config)
+    assert not str(error.value).endswith(f"-o {runs / free}")
+
+
+def test_a_folder_of_others_is_refused_and_an_empty_one_is_not(runs, monkeypatch):
+    (runs / "other").mkdir()
+    check_output(runs / "other", RECIPES["laptop"]())
+    check_output(runs / "new", RECIPES["laptop"]())
+    (runs / "other/letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match=r"has files of others: choose a new folder, -o .*other-2"):
+        check_output(runs / "other", RECIPES["laptop"]())
+    monkeypatch.setenv("RANK", "1")  # the first process alone looks, for it alone writes
+    check_output(runs / "other", RECIPES["laptop"]())
