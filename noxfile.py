@@ -1,42 +1,44 @@
-"""Tests on the lowest and on the newest versions of the libraries that pyproject.toml allows.
+"""Tests on the lowest and on the newest versions that pyproject.toml allows, on every Python.
 
 nox -s lowest -- tests/adapters tests/nn
-nox -s newest
+nox -s newest                            # each Python that is installed
+nox -s newest-3.12
 """
 
+import itertools
 import re
-import tomllib
-from pathlib import Path
 
 import nox
 
-LIBRARIES = ("torch", "torchvision", "timm", "transformers")
-ROOT = Path(__file__).parent
+PROJECT = nox.project.load_toml("pyproject.toml")["project"]
+PYTHONS = nox.project.python_versions({"project": PROJECT})  # of its classifiers
 nox.options.sessions = ["lowest", "newest"]
 
 
 def lowest_versions() -> list[str]:
-    """Returns the lowest version of each library that pyproject.toml allows, as pip takes it."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
-    found = {}
-    for requirement in (each for requirements in lists for each in requirements):
-        match = re.fullmatch(rf"({'|'.join(LIBRARIES)})>=([\d.]+)", requirement)
-        if match:
-            name, version = match.groups()
-            if found.setdefault(name, version) != version:
-                raise ValueError(f"{name} has two lower bounds: {found[name]} and {version}")
+    """Returns the lowest version of each dependency of the extra `all`, for pip."""
+    extras = PROJECT["optional-dependencies"].items()
+    others = ("dev", "docs", "hfds", "wandb")
+    lists = [required for extra, required in extras if extra not in others]
+    found: dict[str, str] = {}
+    for requirement in itertools.chain(PROJECT["dependencies"], *lists):
+        match = re.fullmatch(r"([\w-]+)>=([\d.]+)", requirement)
+        if match is None:
+            continue  # extras of irpe itself
+        name, version = match.groups()
+        if found.setdefault(name, version) != version:
+            raise ValueError(f"{name} has two lower bounds: {found[name]} and {version}")
     return [f"{name}=={version}" for name, version in found.items()]
 
 
-@nox.session
+@nox.session(python=PYTHONS[0])
 def lowest(session: nox.Session) -> None:
     """The tests on the lowest versions; their warnings are not errors."""
     session.install("-e", ".[all,dev]", *lowest_versions())
     run_tests(session, "-W", "default")
 
 
-@nox.session
+@nox.session(python=PYTHONS)
 def newest(session: nox.Session) -> None:
     """The tests on the newest versions."""
     session.install("--upgrade", "--upgrade-strategy", "eager", "-e", ".[all,dev]")

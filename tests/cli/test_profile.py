@@ -17,6 +17,7 @@ from irpe.profile.comparison import compare_with_paper
 from irpe.profile.cost import COMPARED
 
 TINY = "deit_tiny_patch16_224"
+SMALL = "test_vit"
 QUICK = ["profile", TINY, "--resolution", "64", "--rounds", "0"]
 
 
@@ -35,9 +36,9 @@ def irpe(monkeypatch, capsys):
 
 
 def test_a_table_of_at_most_80_columns(irpe):
-    out = irpe("profile", TINY, "--resolution", "64", "--rounds", "1", "-e", "huang", "-e", "sasa")
+    out = irpe("profile", SMALL, "--resolution", "64", "--rounds", "1", "-e", "huang", "-e", "sasa")
     lines = out.splitlines()
-    assert lines[0] == f"{TINY}, 64 x 64"
+    assert lines[0] == f"{SMALL}, 64 x 64"
     assert [line.split()[0] for line in lines[3:6]] == ["none", "huang", "sasa"]
     assert max(map(len, lines)) <= 80
 
@@ -59,14 +60,14 @@ def test_markdown_in_a_file(irpe, tmp_path):
 
 
 def test_resolutions(irpe):
-    out = irpe("profile", TINY, "--resolutions", "64,128")
+    out = irpe("profile", SMALL, "--resolutions", "64,128")
     assert [line.split()[0] for line in out.splitlines()[3:5]] == ["64", "128"]
     assert "%" in out
 
 
 def test_compare_lists_every_encoding(irpe):
     assert {"product-contextual-k", "product-contextual-qkv", *NAMES} - {"none"} < {*COMPARED}
-    out = irpe("profile", "test_vit", "--compare", "--resolution", "32", "--rounds", "0")
+    out = irpe("profile", SMALL, "--compare", "--resolution", "32", "--rounds", "0")
     assert [line.split()[0] for line in out.splitlines()[3 : 4 + len(COMPARED)]] == [
         "none",
         *COMPARED,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import register_flop_formula
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 Shape = Sequence[int]
 
@@ -19,6 +19,10 @@ def register_flop_formulas() -> None:
     register_flop_formula(torch.ops.irpe.blockwise_backward)(attention_backward_flops)
     register_flop_formula(torch.ops.irpe.triton)(triton_flops)
     register_flop_formula(torch.ops.irpe.triton_backward)(triton_backward_flops)
+    fused = "_scaled_dot_product_flash_attention"
+    for suffix in ("", "_backward"):  # torch 2.12 counts no fused attention on the CPU
+        formula = flop_registry[getattr(torch.ops.aten, f"{fused}{suffix}")]
+        flop_registry.setdefault(getattr(torch.ops.aten, f"{fused}_for_cpu{suffix}"), formula)
 
 
 def attention_flops(q: Shape, k: Shape, v: Shape, *others: Any, **_: Any) -> int:
