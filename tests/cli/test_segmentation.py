@@ -6,7 +6,7 @@ import math
 import pytest
 from cli.terminal import irpe
 from PIL import Image
-from train.streets import CLASSES, CONFIG, VOID, make_streets, train
+from train.streets import CLASSES, CONFIG, SEGFORMER, VOID, make_streets, train
 
 from irpe.cli.app import app
 from irpe.cli.evaluate_pixels import _class_lines
@@ -91,19 +91,11 @@ def test_pictures(folder, tmp_path, capsys):
         assert sheet.width > 500
 
 
-SEGFORMER = {
-    "hidden_sizes": [8, 8, 16, 16],
-    "depths": [1, 1, 1, 1],
-    "num_attention_heads": [1, 1, 2, 2],
-    "decoder_hidden_size": 16,
-}
-
-
 def test_a_segformer_is_trained_evaluated_and_looked_at(folder, tmp_path):
     """Its keys are pooled: most of its attentions are on two grids."""
     commands = (
         ["train", "seg_small", "--data", "streets", *LITTLE[2:], "--model", "segformer",
-         "--model-args", json.dumps(SEGFORMER), "--encoding", "product-contextual-k",
+         "--model-args", json.dumps(SEGFORMER.model_args), "--encoding", "product-contextual-k",
          "-o", "segformer"],
         ["eval", "segformer", "--scale", "1.5"],
         ["show", "weights", "segformer", "streets/images/val/0.png", "-o", tmp_path / "w.png"],

@@ -56,6 +56,16 @@ CONFIG = SegmenterConfig(
     warmup_epochs=0,
     save_every=1,
 )
+SEGFORMER = CONFIG.replace(
+    model="segformer",
+    model_args={
+        "hidden_sizes": [8, 8, 16, 16],
+        "depths": [1, 1, 1, 1],
+        "num_attention_heads": [1, 1, 2, 2],
+        "decoder_hidden_size": 16,
+    },
+    absolute="keep",
+)
 # Adam makes steps of one size even from gradients that are all noise.
 SHARED = CONFIG.replace(optimizer="sgd", lr=1e-1, device_batch_size=1)
 

@@ -23,6 +23,7 @@ SCRIPT = """
 import dataclasses, json, os, sys
 from contextlib import redirect_stdout
 from pathlib import Path
+import torch
 from train import little, scenes, streets
 from train.detection.detections import scene
 from train.test_two_processes import CLASSIFIER
@@ -40,6 +41,8 @@ little.train("classifier", CLASSIFIER)
 # 4 images a step: 2 for each process, one at a time
 scenes.train(data, "detector", scenes.SHARED)
 streets.train(pixels, "segmenter", streets.SHARED)
+segformer = streets.train(pixels, "segformer", streets.SEGFORMER.replace(ema_decay=0.5))
+torch.save(segformer.model.state_dict(), f"segformer.{rank}")
 
 content, detections = scene(3, images=5)
 images = ({1, 3, 5}, {2, 4, 1})[rank]  # image 1 is seen twice
@@ -66,6 +69,14 @@ def folder(tmp_path_factory):
     (folder / "script.py").write_text(SCRIPT)
     torchrun(2, folder / "script.py", data, pixels, folder)
     return folder
+
+
+def test_two_processes_evaluate_and_save_one_model(folder):
+    """A Segformer has batch norms, whose statistics are those of a process."""
+    one, two = (torch.load(folder / f"segformer.{rank}") for rank in (0, 1))
+    assert any(name.endswith("running_mean") for name in one)
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=0, rtol=0, msg=name)
 
 
 def test_two_processes_train_the_classifier_that_one_trains(folder):

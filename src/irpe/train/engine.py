@@ -24,7 +24,7 @@ from irpe.train.locks import lock_run
 from irpe.train.logs import Logs
 from irpe.train.optim import build_optimizer, build_schedule
 from irpe.train.overview import effect_on_images
-from irpe.train.processes import in_any_process
+from irpe.train.processes import in_any_process, share_buffers
 from irpe.train.restoring import check_groups, check_moments, check_position
 from irpe.train.runs import CHECKPOINT, remove_remains, save_model, write_config
 from irpe.train.sampling import Batches, make_loader, train_sampler
@@ -255,6 +255,7 @@ class Trainer:
         epoch = self.epoch + 1
         evaluated: dict[str, float] = {}
         if epoch % self.config.eval_every == 0 or epoch == self.config.epochs:
+            share_buffers(self.final_model(), self.accelerator)
             self.score = self.task.evaluate(self.final_model(), self.accelerator)
             evaluated = self.score.row()
             effect = effect_on_images(self.task, self.final_model(), self.accelerator)

@@ -7,6 +7,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
+from torch import nn
 
 from irpe.core.choices import check_choice
 from irpe.extras import require
@@ -60,6 +61,22 @@ def read_timeout() -> float:
     if not 1 <= seconds <= 1e6:
         raise ValueError(f"{TIMEOUT_VARIABLE} = {text!r} must be from 1 to 1,000,000 seconds")
     return seconds
+
+
+def share_buffers(model: nn.Module, accelerator: Accelerator) -> None:
+    """Gives a model the buffers of the first process in all of them, as that one saves them.
+
+    Batch norms gather the statistics of their own process's images alone.
+
+    Args:
+        model: The model, on the accelerator's device.
+        accelerator: Knows the processes.
+    """
+    if accelerator.num_processes == 1:
+        return
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            torch.distributed.broadcast(buffer, 0)
 
 
 def in_any_process(is_set: bool, accelerator: Accelerator) -> bool:

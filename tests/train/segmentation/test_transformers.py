@@ -4,6 +4,7 @@ import pytest
 import timm
 import torch
 from torch.nn import functional
+from train import streets
 from train.little import StopAt
 from train.streets import CLASSES, CONFIG, make_streets, task, train
 from transformers import (
@@ -26,12 +27,7 @@ from irpe.train.segmentation.model import build_segmenter
 from irpe.train.segmentation.transformers_segmenter import BACKBONES, _spread
 from irpe.train.signals import StoppedError
 
-SEGFORMER = {
-    "hidden_sizes": [8, 8, 16, 16],
-    "depths": [1, 1, 1, 1],
-    "num_attention_heads": [1, 1, 2, 2],
-    "decoder_hidden_size": 16,
-}
+SEGFORMER = streets.SEGFORMER.model_args
 STAGES = {"embed_dim": 8, "depths": [1, 1], "num_heads": [1, 2], "window_size": 2}
 TOKENS = {
     "hidden_size": 16,
@@ -65,9 +61,7 @@ def upernet(kind, **changes):
 
 
 CONFIGS = {
-    "segformer": CONFIG.replace(
-        model="segformer", model_args=SEGFORMER, classes=CLASSES, absolute="keep"
-    ),
+    "segformer": streets.SEGFORMER.replace(classes=CLASSES),
     "swin": upernet("swin"),
     "dinov2": upernet("dinov2"),
 }
@@ -197,8 +191,9 @@ def test_feature_maps_are_spread_over_the_stages():
     assert _spread(["stem", *(f"stage{n}" for n in range(1, 13))]) == [3, 6, 9, 12]
     assert _spread([f"blocks.{n}" for n in range(12)]) == [2, 5, 8, 11]
     assert _spread(["stem", "stage1", "stage2"]) == [1, 2]
-    model = build_segmenter(upernet("dinov2", out_indices=[2]))
-    assert len(model.model.backbone.channels) == 1
+    for indices, count in (({}, 2), ({"out_indices": [2]}, 1)):  # of two blocks
+        model = build_segmenter(upernet("dinov2", **indices))
+        assert len(model.model.backbone.channels) == count
 
 
 @pytest.mark.parametrize(
