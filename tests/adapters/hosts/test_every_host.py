@@ -117,7 +117,7 @@ def test_copies_and_pickles_are_equal_and_independent(make, x, prefix, duplicate
     assert torch.equal(predict(model, x), expected)
 
 
-@some_hosts("ViT", "torchvision's SwinTransformer")
+@some_hosts("ViT")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_compile_without_a_graph_break(make, x):
     torch._dynamo.reset()
@@ -130,7 +130,7 @@ def test_compile_without_a_graph_break(make, x):
     torch._dynamo.reset()
 
 
-@some_hosts("Swin", "DETR", "timm's VisionTransformer")
+@some_hosts("Swin", "timm's VisionTransformer")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_export(make, x):
     model = Outputs(equipped(make, unseen_spec())).eval()
