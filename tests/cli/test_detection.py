@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     done = irpe("train", "detr_r50_k", "--data", "scenes", *LITTLE, cwd=directory)
     assert done.returncode == 0, done.stderr
     assert "AP50" in done.stderr
-    assert "model in runs/detr_r50_k/model" in done.stdout
+    assert "model: runs/detr_r50_k/model" in done.stdout
     return directory
 
 
