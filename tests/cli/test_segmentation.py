@@ -117,8 +117,14 @@ def test_scores_by_size_are_those_of_the_evaluation(folder, tmp_path, capsys):
             ["train", "seg_small", "-o", "new"],
             "data is missing: a folder of images with label maps",
         ),
-        (["train", "seg_small", "--mixup", "0.1"], "field of segmentation 'mixup'"),
-        (["train", "laptop", "--sliding"], "field of classification 'sliding'"),
+        (
+            ["train", "seg_small", "--mixup", "0.1"],
+            "--mixup is for classification, and the recipe for segmentation",
+        ),
+        (
+            ["train", "laptop", "--sliding"],
+            "--sliding is for segmentation, and the recipe for classification",
+        ),
         (["ablate", "--recipe", "seg_small", "--grid", "7"], "--grid 7 is for square images"),
     ],
 )

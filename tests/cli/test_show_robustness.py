@@ -84,7 +84,7 @@ def test_json_is_what_is_written_and_labels_are_the_users(place):
 
 WRONG = {
     "detector is the run of a detector: pass runs of classifiers": ["K-0", "detector"],
-    "nowhere/run.json does not exist: nowhere is not a run": ["nowhere"],
+    "nowhere is not a folder: pass the folder of a run": ["nowhere"],
     "K-0 is given twice: give each run once": ["K-0", "./K-0/../K-0"],
     "size 30 is not a multiple of 7, the side of a patch: choose 28 or 35": [
         "K-0", "--sizes", "28,30",
