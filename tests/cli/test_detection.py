@@ -29,7 +29,7 @@ def run(tmp_path_factory):
     done = irpe("train", "detr_r50_k", "--data", "scenes", *LITTLE, cwd=directory)
     assert done.returncode == 0, done.stderr
     assert "AP50" in done.stderr
-    assert "model in runs/detr_r50_k/model" in done.stdout
+    assert "model: runs/detr_r50_k/model" in done.stdout
     return directory
 
 
@@ -107,13 +107,19 @@ def test_a_model_somewhere_else_needs_data(run, tmp_path):
     [
         (["train", "detr_r50"], "data is missing"),
         (["train", "detr_r50", "--data", "nowhere"], "'nowhere' is not a folder"),
-        (["train", "detr_r50", "--mixup", "0.8"], "field of detection 'mixup'"),
-        (["train", "laptop", "--limit", "3"], "field of classification 'limit'"),
+        (
+            ["train", "detr_r50", "--mixup", "0.8"],
+            "--mixup is for classification, and the recipe for detection",
+        ),
+        (
+            ["train", "laptop", "--limit", "3"],
+            "--limit is for detection and segmentation, and the recipe for",
+        ),
         (["train", "detr_r50", "--data", "scenes"], "has no split 'val'"),
         (["ablate", "--recipe", "detr_small"], "recipe 'detr_small' is not one of"),
         (["eval", "runs/detr_r50_k", "--split", "test"], "test"),
-        (["eval", "runs/detr_r50_k", "--draw", "-1"], "draw = -1"),
-        (["eval", "runs/detr_r50_k", "--batch-size", "0"], "batch_size = 0"),
+        (["eval", "runs/detr_r50_k", "--draw", "-1"], "--draw -1"),
+        (["eval", "runs/detr_r50_k", "--batch-size", "0"], "--batch-size 0"),
         (["eval", "runs/detr_r50_k", "--threshold", "30"], "a score is a number of 0 to 1"),
         (["eval", "runs/detr_r50_k", "--root", "here"], "--root is for classifiers"),
         (["eval", "runs/detr_r50_k", "-o", "scenes/train/0.png/x"], "0.png"),

@@ -146,7 +146,10 @@ def test_scores_by_size_are_those_of_the_evaluation(folder, tmp_path, capsys):
             ["train", "seg_small", "-o", "new"],
             "data is missing: a folder of images with label maps",
         ),
-        (["train", "seg_small", "--mixup", "0.1"], "field of segmentation 'mixup'"),
+        (
+            ["train", "seg_small", "--mixup", "0.1"],
+            "--mixup is for classification, and the recipe for segmentation",
+        ),
         (
             ["train", "seg_cityscapes", "--model", "segformer"],
             "--head 'upsampling' is for models of timm: .* leave it out or set it to none",
@@ -155,7 +158,10 @@ def test_scores_by_size_are_those_of_the_evaluation(folder, tmp_path, capsys):
             ["train", "seg_small", "--model", "upernet", "--model-args", "{}"],
             "--model-args {}: upernet needs a backbone of transformers, for example",
         ),
-        (["train", "laptop", "--sliding"], "field of classification 'sliding'"),
+        (
+            ["train", "laptop", "--sliding"],
+            "--sliding is for segmentation, and the recipe for classification",
+        ),
         (["ablate", "--recipe", "seg_small", "--grid", "7"], "--grid 7 is for square images"),
     ],
 )

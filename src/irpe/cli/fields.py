@@ -63,6 +63,13 @@ def change_config(config: C, changes: Mapping[str, Any]) -> tuple[C, list[str]]:
     begins; errors name options, not fields.
     """
     given = dict(changes)
+    for name in given:
+        tasks = [each.task for each in CONFIGS.values() if name in each.__dataclass_fields__]
+        if config.task not in tasks:
+            raise ValueError(
+                f"{_flag(name)} is for {' and '.join(tasks)}, and the recipe for {config.task}: "
+                "leave it out"
+            )
     try:
         changed = config
         if "epochs" in given and not {*SCHEDULE_PARTS} & {*given}:
