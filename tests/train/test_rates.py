@@ -86,3 +86,5 @@ def test_a_run_is_described():
     assert facts["classes"] == "10: T-shirt, trouser, pullover, dress, coat, ..."
     assert facts["device"].startswith("cpu, ")
     assert facts["budget"] == "2 epochs, batch 8, learning rate 0.01 (7 times that for tables)"
+    plain = describe_run(task(BOTH.replace(encoding="none")), 1234, torch.device("cpu"))
+    assert plain["budget"] == "2 epochs, batch 8, learning rate 0.01"

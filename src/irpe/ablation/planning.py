@@ -54,7 +54,8 @@ def plan_runs(
     chosen = choose_jobs(jobs, len(cells), need, len(devices))
     where = "GPU" if devices else "CPU"
     seeds = len(cells) // len(tasks)
-    budget = describe_budget(cells[0].config, FACTORS_TEXT if trials else None)
+    config = cells[0].config
+    budget = describe_budget(config, FACTORS_TEXT if trials else f"{config.table_lr:g}")
     facts = {
         "model": f"{task.model_name}, {min(counts):,} to {max(counts):,} parameters",
         "rows": ", ".join(tasks),

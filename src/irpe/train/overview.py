@@ -50,7 +50,9 @@ def describe_run(task: Task, num_parameters: int, device: torch.device) -> dict[
         "encoding": f"relative {config.encoding}, absolute {absolute[config.absolute]}",
         **describe_data(task),
         "device": describe_device(device),
-        "budget": describe_budget(config),
+        "budget": describe_budget(
+            config, "" if config.encoding == "none" else f"{config.table_lr:g}"
+        ),
     }
 
 
@@ -73,13 +75,15 @@ def describe_device(device: torch.device) -> str:
     return f"{device}{shown}{f', {processes} processes' if processes > 1 else ''}"
 
 
-def describe_budget(config: RunConfig, table_lr: str | None = None) -> str:
+def describe_budget(config: RunConfig, table_lr: str) -> str:
     """Returns the epochs, the batch and the learning rates of a run, in words.
 
     Args:
         config: The configuration.
-        table_lr: The multiple of the rate for tables, if it is not that of the configuration.
+        table_lr: The multiple of the learning rate for tables; nothing where there are none.
     """
-    table_lr = table_lr or f"{config.table_lr:g}"
-    rates = f"learning rate {config.lr:g} ({table_lr} times that for tables)"
-    return f"{config.epochs} epoch{'s' * (config.epochs > 1)}, batch {config.batch_size}, {rates}"
+    tables = f" ({table_lr} times that for tables)" if table_lr else ""
+    return (
+        f"{config.epochs} epoch{'s' * (config.epochs > 1)}, batch {config.batch_size}, "
+        f"learning rate {config.lr:g}{tables}"
+    )

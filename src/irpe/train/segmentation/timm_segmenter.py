@@ -13,7 +13,7 @@ from timm.layers.norm import LayerNorm2d
 from torch import Tensor, nn
 
 from irpe.adapters.equip import equip
-from irpe.adapters.hosts.timm.building import create_timm_model
+from irpe.adapters.hosts.timm.building import create_timm_model, takes_argument
 from irpe.train.segmentation.config import SegmenterConfig
 from irpe.train.segmentation.padding import score_padded
 from irpe.train.weights import HEADS, Weights, read_weights, start_from
@@ -121,12 +121,12 @@ def _build_backbone(config: SegmenterConfig, is_pretrained: bool) -> Any:
     try:
         backbone: Any = create_timm_model(config.model, arguments, is_pretrained)
     except ValueError as error:
-        if str(error).endswith(tuple(f"argument {name!r}" for name in ("img_size", _ANY_SIZE))):
-            raise ValueError(
-                f"model {config.model!r} does not take images of any size on a grid: choose a "
-                "ViT, DeiT, EVA or Swin of timm"
-            ) from error
-        raise
+        if takes_argument(config.model, **{_ANY_SIZE: True}):
+            raise
+        raise ValueError(
+            f"model {config.model!r} does not take images of any size on a grid: choose a ViT, "
+            "DeiT, EVA or Swin of timm"
+        ) from error
     if not hasattr(backbone, "forward_intermediates"):
         raise ValueError(
             f"model {config.model!r} does not give its feature maps: choose a ViT, DeiT, EVA or "
