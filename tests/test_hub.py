@@ -44,3 +44,16 @@ def test_weights_that_cannot_be_had_are_the_users_to_mend(monkeypatch):
     with pytest.raises(FileNotFoundError, match="start from a file or a run instead") as error:
         create_timm_model("vit_pe_core_tiny_patch16_384", {}, pretrained=True)
     assert is_of_user(error.value)
+
+
+def test_segmenters_do_not_wait_for_weights_that_cannot_be_had(monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="needs the extra 'transformers'")
+    from irpe.train.segmentation.pretrained import fill_pretrained
+
+    monkeypatch.setattr("irpe.hub.getproxies", dict)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://nowhere.invalid")
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waits for {seconds} s"))
+    sizes = {"depths": [1] * 4, "hidden_sizes": [8] * 4, "num_attention_heads": [1] * 4}
+    network = transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**sizes))
+    with pytest.raises(ValueError, match="cannot be had from the hub"):
+        fill_pretrained(network, "somebody/something")

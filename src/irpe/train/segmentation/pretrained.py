@@ -11,6 +11,7 @@ from transformers import AutoConfig
 from transformers.models.timm_backbone import TimmBackbone
 from transformers.utils import logging
 
+from irpe.hub import cached_if_unreachable
 from irpe.train.transformers_arguments import own_arguments
 
 _FRESH = ("decode_head.", "hidden_states_norms.", "fpn.")  # what classifiers do not have
@@ -27,6 +28,7 @@ def is_pretrained(initial: str) -> bool:
     return initial == "pretrained" or is_name or (path / "config.json").is_file()
 
 
+@cached_if_unreachable()
 def fill_pretrained(network: Any, initial: str) -> None:
     """Fills a network, or its backbone, with published weights; a head for other classes is new.
 
