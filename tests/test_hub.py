@@ -31,6 +31,8 @@ def test_a_proxy_is_trusted(monkeypatch):
     assert not is_reachable("https://nowhere.invalid")
     monkeypatch.setattr("irpe.hub.getproxies", lambda: {"https": "http://proxy"})
     assert is_reachable("https://nowhere.invalid")
+    monkeypatch.setattr("irpe.hub.getproxies", lambda: {"all": "http://proxy"})
+    assert is_reachable("https://nowhere.invalid")
 
 
 def test_weights_that_cannot_be_had_are_the_users_to_mend(monkeypatch):

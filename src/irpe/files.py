@@ -27,6 +27,7 @@ _NOT_A_ZIP = (
 
 def free_name(path: Path) -> Path:
     """Returns the path of nothing yet, beside another one: its name with a number after it."""
+    path = path.absolute() if not path.name else path  # the name of "." is empty
     numbered = (path.with_name(f"{path.name}-{index}") for index in count(2))
     return next(each for each in numbered if not each.exists())
 

@@ -13,7 +13,7 @@ _PATIENCE = 5.0  # seconds for a connection; a download may then take as long as
 def cached_if_unreachable() -> Generator[None]:
     """Uses the cache of the hub alone where the hub cannot be reached: it retries for a minute.
 
-    Example:
+    Examples:
         >>> import irpe.hub, timm
         >>> with irpe.hub.cached_if_unreachable():  # doctest: +SKIP
         ...     model = timm.create_model("deit_tiny_patch16_224", pretrained=True)
@@ -35,10 +35,11 @@ def is_reachable(address: str) -> bool:
         address: Its address, as in "https://huggingface.co".
     """
     parts = urlsplit(address)
-    if parts.scheme in getproxies():
+    if {parts.scheme, "all"} & getproxies().keys():
         return True
+    port = parts.port or (80 if parts.scheme == "http" else 443)
     try:
-        socket.create_connection((parts.hostname, parts.port or 443), _PATIENCE).close()
+        socket.create_connection((parts.hostname, port), _PATIENCE).close()
     except OSError:
         return False
     return True

@@ -101,7 +101,11 @@ def test_one_row_is_no_comparison():
 
 def test_the_next_command_has_the_settings_of_the_ablation():
     own = RECIPES["laptop_64"]()
-    assert changed_settings(own.replace(data="x", seed=3, table_lr=2.0), "laptop_64") == ""
+    faster = own.replace(data="x", seed=3, table_lr=2.0)
+    assert changed_settings(faster, "laptop_64") == " --table-lr 2.0"
+    assert changed_settings(faster, "laptop_64", is_tuned=True) == ""  # rows name their own
+    random = RECIPES["seg_ade20k"]().replace(initial=None)
+    assert changed_settings(random, "seg_ade20k") == " --initial none"
     changed = own.replace(
         holdout=0.2, epochs=1, warmup_epochs=0, compile=True, model_args={"patch_size": 16}
     )

@@ -1,5 +1,7 @@
 """Where a new run goes, and what is said of a folder that is taken."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("typer", reason="needs the extra 'cli'")
@@ -48,3 +50,14 @@ def test_a_folder_of_others_is_refused_and_an_empty_one_is_not(runs, monkeypatch
         check_output(runs / "other", RECIPES["laptop"]())
     monkeypatch.setenv("RANK", "1")  # the first process alone looks, for it alone writes
     check_output(runs / "other", RECIPES["laptop"]())
+
+
+def test_the_folder_that_one_is_in(runs, monkeypatch):
+    monkeypatch.chdir(runs / "laptop_64")
+    config = RECIPES["laptop_64"]().replace(data="flowers", encoding="shaw")
+    with pytest.raises(ValueError, match=r"-o .*runs/laptop_64-flowers-shaw$"):
+        check_output(Path("."), config)
+    Path("run.json").unlink()
+    Path("photo.jpg").touch()
+    with pytest.raises(ValueError, match=r"has files of others: .* -o .*runs/laptop_64-2$"):
+        check_output(Path("."), config)

@@ -16,7 +16,8 @@ from irpe.profile.catalogue import LINES
 from irpe.recipes import RECIPES
 from irpe.train.config import EMBEDDED, RunConfig
 
-_OF_ROWS = {"data", "encoding", "absolute", "seed", "table_lr", "absolute_lr"}  # named elsewhere
+_OF_ROWS = {"data", "encoding", "absolute", "seed"}  # named elsewhere
+_RATES = {"table_lr", "absolute_lr"}  # of rows as well, where they were searched
 
 
 def find_reference(rows: Sequence[RowResult]) -> RowResult:
@@ -171,24 +172,27 @@ def _cost(row: RowResult, reference: RowResult) -> str:
     return f"{row.cost.step / reference.cost.step:.1f}x the time of a step"
 
 
-def changed_settings(config: RunConfig, recipe: str) -> str:
+def changed_settings(config: RunConfig, recipe: str, is_tuned: bool = False) -> str:
     """Returns what a configuration has in place of a recipe's own settings, as options.
 
     Args:
         config: The budget of every cell, without what its row decides.
         recipe: The recipe.
+        is_tuned: Whether rates were searched for each row, which then names its own.
     """
     if recipe not in RECIPES:
         return ""
     own, text = RECIPES[recipe](), ""
+    elsewhere = _OF_ROWS | _RATES if is_tuned else _OF_ROWS
     for each in dataclasses.fields(config):
         value, is_option = getattr(config, each.name), bool(each.metadata)
-        if is_option and each.name not in _OF_ROWS and value != getattr(own, each.name):
+        if is_option and each.name not in elsewhere and value != getattr(own, each.name):
             name = each.name.replace("_", "-")
             if isinstance(value, bool):
                 text += f" --{name}" if value else f" --no-{name}"
             else:
-                written = json.dumps(value) if isinstance(value, dict) else str(value)
+                text_of = json.dumps if isinstance(value, dict) else str
+                written = "none" if value is None else text_of(value)
                 text += f" --{name} {shlex.quote(written)}"
     return text
 

@@ -76,7 +76,7 @@ class AblationReport:
 
     def answer(self) -> list[str]:
         """Returns what to do, and what failed."""
-        settings = changed_settings(self.config, self.recipe)
+        settings = changed_settings(self.config, self.recipe, bool(self.searches))
         return [*self.failures, *answer(self.rows, self.recipe, self.config.data, settings)]
 
     def write(self, directory: Path) -> None:

@@ -8,8 +8,8 @@ from irpe.cli.formats import Format, Report, wrap
 
 _FITS = (
     "Start with product-contextual-k; -qkv where accuracy counts more than time.",
-    "Images larger than in training, objects that move: contextual tables; rope-axial lost most on "
-    "larger images (docs/results.md).",
+    "Images larger than in training: a learned absolute encoding, resampled, then contextual "
+    "tables; rope-axial lost most. Objects that move: contextual tables (docs/results.md).",
     "A trained model to fine-tune: every encoding without a * leaves its output as it is.",
     "A rotary backbone (DINOv3, EVA-02): it keeps its rotation, tables stand beside it.",
     "Both: rope-axial+product-contextual-k. Options: docs/how-to/choose-encoding.md.",

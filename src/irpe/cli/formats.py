@@ -24,7 +24,7 @@ def format_facts(facts: Mapping[str, str]) -> list[str]:
     return [
         line
         for name, text in facts.items()
-        for line in wrap(text, f"{name:<{width}}  ", " " * (width + 2))
+        for line in wrap(text, f"{name:<{width}}  ", " " * (width + 2)) or [name]
     ]
 
 

@@ -50,6 +50,7 @@ def _read_settings(directory: Path) -> dict[str, Any] | None:
 
 def _name_after(directory: Path, differing: dict[str, str]) -> Path:
     """Returns a folder beside another one, named after what differs, that does not exist."""
+    directory = directory.absolute() if not directory.name else directory  # "." has no name
     name = "-".join([directory.name, *differing.values()])
     name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:_LONGEST].strip("-")
     named = directory.with_name(name)

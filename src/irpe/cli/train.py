@@ -177,16 +177,14 @@ def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     """Returns what was reached, where it is, and what to do next."""
     scores = {} if fitted.score is None else fitted.score.row()
     shown = shlex.quote(str(directory))
+    change = f"the attention's output changes by {fitted.effect or 0.0:.1%} without the encoding"
     lines = [
-        f"reached: {format_results(scores)}" if scores else "the run had ended before",
+        *(wrap(format_results(scores), "reached: ", " " * 9) or ["the run had ended before"]),
+        *([] if fitted.effect is None else [f"effect: {change}"]),
         f"model: {directory / 'model'}",
         f"table of epochs: {directory / 'metrics.csv'}",
         f"next: irpe eval {shown}",
     ]
-    if fitted.effect is not None:
-        lines.insert(
-            1, f"effect: the attention's output changes by {fitted.effect:.1%} without the encoding"
-        )
     if config.encoding != "none":
         lines.append(f"      irpe show weights {shown}")
     return lines

@@ -25,8 +25,8 @@ def check_arguments(
     if unknown:
         hint = did_you_mean(unknown[0], known)
         raise ValueError(
-            f"model_args {unknown[0]!r} is not an argument of transformers' {name}, whose defaults "
-            f"{{}} stands for{hint}"
+            f"model_args {unknown[0]!r} is not an argument of transformers' {name}{hint or ';'} "
+            "{} takes all of its defaults"
         )
 
 

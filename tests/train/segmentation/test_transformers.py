@@ -237,7 +237,7 @@ def test_configurations_that_cannot_be(changes, message):
     [
         (
             CONFIGS["segformer"].replace(model_args={"patch_size": 12}),
-            "'patch_size' is not an argument of transformers' Segformer, whose defaults .* did you",
+            "'patch_size' is not an argument of transformers' Segformer; did you mean 'patch_sizes'. {} takes all",
         ),
         (CONFIGS["segformer"].replace(model_args={"depths": "many"}), "model_args .*depths"),
         (CONFIGS["segformer"].replace(absolute="sinusoid"), "Segformer has no absolute encoding"),
@@ -298,6 +298,12 @@ def test_weights_that_transformers_published(tmp_path):
     deeper = {**SEGFORMER, "depths": [2, 1, 1, 1]}
     with pytest.raises(ValueError, match=r"it was made with {'depths': \[1, 1, 1, 1\]}, set"):
         build_segmenter(config.replace(model_args=deeper))
+    SegformerForImageClassification(SegformerConfig(**deeper)).save_pretrained(tmp_path / "deeper")
+    with pytest.raises(ValueError, match=r"it was made with {'depths': \[2, 1, 1, 1\]}, set"):
+        build_segmenter(config.replace(initial=str(tmp_path / "deeper")))
+    model.model.save_pretrained(tmp_path / "equipped")
+    with pytest.raises(ValueError, match="saved by an equipped model: pass the folder of its run"):
+        build_segmenter(config.replace(initial=str(tmp_path / "equipped")))
     with pytest.raises(ValueError, match="holds a segformer, not a swin or upernet"):
         build_segmenter(upernet("swin").replace(initial=config.initial))
 

@@ -1,8 +1,9 @@
 """Weights that transformers or timm publish, for Segformer and for UperNet or its backbone."""
 
+import json
 import re
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ def is_pretrained(initial: str) -> bool:
     return initial == "pretrained" or is_name or (path / "config.json").is_file()
 
 
-@cached_if_unreachable()
 def fill_pretrained(network: Any, initial: str) -> None:
     """Fills a network, or its backbone, with published weights; a head for other classes is new.
 
@@ -36,9 +36,18 @@ def fill_pretrained(network: Any, initial: str) -> None:
         network: A Segformer or an UperNet, not yet equipped.
         initial: What `is_pretrained` takes.
     """
+    with nullcontext() if Path(initial).exists() else cached_if_unreachable():
+        _fill_from(network, initial)
+
+
+def _fill_from(network: Any, initial: str) -> None:
     if initial == "pretrained":
         _fill_timm(network.backbone)
         return
+    if _model_type(Path(initial)).startswith("irpe_"):
+        raise ValueError(
+            f"initial {initial!r} was saved by an equipped model: pass the folder of its run"
+        )
     try:
         theirs = AutoConfig.from_pretrained(initial)
     except (OSError, ValueError) as error:
@@ -81,6 +90,7 @@ def _fill(part: Any, theirs: Any, initial: str) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         raise ValueError(f"initial {initial!r} cannot be read: {error}") from error
     missing = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    missing |= {key for key in report["unexpected_keys"] if _is_of_layer(key)}
     wrong = sorted(key for key in missing if not key.startswith(_FRESH))
     if wrong:
         raise ValueError(
@@ -90,15 +100,32 @@ def _fill(part: Any, theirs: Any, initial: str) -> None:
     part.load_state_dict(loaded.state_dict())
 
 
+def _model_type(folder: Path) -> str:
+    """Returns what the configuration in a folder says that its model is, if it can be read."""
+    try:
+        return str(json.loads((folder / "config.json").read_text()).get("model_type"))
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _is_of_layer(key: str) -> bool:
+    """Returns whether a tensor is of a numbered layer: heads that are left out have none."""
+    heads = ("classifier", "auxiliary_head")
+    return not key.startswith(heads) and any(name.isdigit() for name in key.split("."))
+
+
 @contextmanager
 def _silent() -> Generator[None]:
     """Keeps transformers from reporting what it loads."""
-    verbosity = logging.get_verbosity()
+    verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
+        if has_bar:
+            logging.enable_progress_bar()
 
 
 def _differences(own: Any, theirs: Any) -> dict[str, Any]:
