@@ -111,9 +111,10 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
         with cached_if_unreachable() if pretrained else nullcontext():
             model = timm.create_model(name, pretrained, **arguments)
     except OSError as error:  # of the network, or of the hub's cache
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise FileNotFoundError(
             f"the pretrained weights of {name} cannot be downloaded, and the cache of the hub does "
-            f"not have them ({type(error).__name__}): start from a file or a run instead"
+            f"not have them ({reason}): start from a file or a run instead"
         ) from error
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError) as error:
         if "divisible by num_heads" in str(error):
