@@ -72,8 +72,9 @@ FOLLOWED = {"model": OwnViT, "convolution": "patches", "num_prefix_tokens": 1}
 
 @pytest.fixture(autouse=True)
 def registry(monkeypatch):
-    monkeypatch.setattr(hosts, "REGISTERED", {})
-    monkeypatch.setattr("irpe.adapters.hosts.registered.REGISTERED", hosts.REGISTERED)
+    hosts_of_users: dict[str, object] = {}
+    monkeypatch.setattr("irpe.adapters.hosts.registered.REGISTERED", hosts_of_users)
+    monkeypatch.setattr(hosts, "REGISTERED", hosts_of_users)
 
 
 def register(**arguments):
@@ -197,7 +198,9 @@ def test_wrong_registrations(classes, arguments, message):
 
 
 def test_what_a_registered_class_cannot_have():
-    with pytest.raises(ValueError, match=r"OwnAttention, which is not supported.*adapters\.md"):
+    with pytest.raises(
+        ValueError, match=r"OwnAttention, which is not supported.*own-attention\.md"
+    ):
         irpe.equip(make_own(), SPEC)
     register()
     with pytest.raises(ValueError, match="OwnAttention does not know its grid: pass grid="):

@@ -381,10 +381,11 @@ def test_compiled_models(make, size):
     torch.testing.assert_close(compiled(x), expected)
 
 
-def test_pictures_of_one_grid_say_that_there_is_none():
+def test_pictures_of_pooled_keys_have_two_grids():
     model, x = irpe.equip(make_pvt(), SPEC), images(64, 96)
     first, *_, last = viz.capture(model, x)
     assert last.grid.shape == (2, 3)
     assert first.attention().shape == (1, 16 * 24, 6)
+    assert [grid.shape for grid in first.grids] == [(16, 24), (2, 3)]
     with pytest.raises(ValueError, match=r"tokens on 16x24 / 2x3 at stride 8x8.*plot_positions"):
-        viz.plot_weights([first])
+        _ = first.grid
