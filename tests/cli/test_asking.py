@@ -52,3 +52,13 @@ def test_families_and_single_models():
     told = json.loads(ask("models", "resnet18", "--json"))
     assert not told["resnet18"]["supported"]
     assert "no self-attention" in told["resnet18"]["reason"]
+
+
+def test_a_command_of_an_answer_can_be_pasted():
+    from irpe.cli.ablate import _item
+
+    command = (
+        "Next: irpe train laptop_64 --data cats --encoding product-contextual-k --absolute none"
+    )
+    assert _item(command) == [f"- {command}"]
+    assert max(map(len, _item("Images as they are: keep absolute. " * 4))) <= 80

@@ -160,9 +160,14 @@ def _show(report: "AblationReport", folder: Path) -> None:
     screen = Console(highlight=False, markup=False)
     screen.print(_final_table(report.rows))
     legend = LEGEND_ON_SCREEN.format(report.rows[0].measure.name)
-    lines = [*wrap(legend), *(each for line in report.answer() for each in wrap(line, "- ", "  "))]
+    lines = [*wrap(legend), *(each for line in report.answer() for each in _item(line))]
     for line in (*lines, f"Report: {folder / 'report' / 'report.md'}"):
         screen.print(line, soft_wrap=True)
+
+
+def _item(line: str) -> list[str]:
+    """Returns a line of the answer; a command stays whole, so that it can be pasted."""
+    return [f"- {line}"] if line.startswith("Next: irpe ") else wrap(line, "- ", "  ")
 
 
 def _choose_rows(
