@@ -134,24 +134,22 @@ def test_the_example_with_points_runs():
     assert "euclidean against linear absolute" in example["report"](results)
 
 
-HOSTS = ("| timm", "| transformers", "| torchvision", "| torch.nn")
-FAMILIES = (  # as transformers' row names them
+FAMILIES = (  # as the page names them
     "ViT", "DeiT", "DINOv2", "registers", "DINOv3", "CLIP", "SigLIP", "BEiT", "ViTMSN", "YOLOS",
     "AST", "Swin", "Swin v2", "SAM", "ViTDet", "DETR", "Conditional DETR", "RT-DETR", "D-FINE",
     "SigLIP 2", "ViTMAE", "VideoMAE", "Vivit", "Segformer",
 )  # fmt: skip
 
 
-def test_the_table_of_hosts_names_what_can_be_equipped_and_is_tested():
-    lines = (ROOT / "README.md").read_text().splitlines()
-    rows = [line for line in lines if line.startswith(HOSTS)]
-    assert len(rows) == len(HOSTS)
-    named = {name for row in rows for name in re.findall(r"`([A-Z]\w+)`", row)}
+def test_the_page_of_supported_models_names_what_can_be_equipped_and_is_tested():
+    page = (ROOT / "docs/reference/supported-models.md").read_text()
     classes = [text for library, text in hosts.SUPPORTED.items() if library != "transformers"]
-    assert named == set(re.findall(r"[A-Z][a-z]+[A-Z]\w+", " ".join(classes)))
-    assert all(
-        family in rows[1] and family in hosts.SUPPORTED["transformers"] for family in FAMILIES
-    )
+    named = re.findall(r"[A-Z][a-z]+[A-Z]\w+", " ".join(classes))
     tests = "".join(path.read_text() for path in (ROOT / "tests/adapters").rglob("*.py"))
-    names = {*FAMILIES, *(name.removesuffix("Transformer") for name in named)}
-    assert all(name in tests for name in names)
+    for name in named:
+        assert re.search(rf"\b{name}\b", page), name
+        assert name.removesuffix("Transformer") in tests, name
+    for family in FAMILIES:
+        assert family in page, family
+        assert family in hosts.SUPPORTED["transformers"], family
+        assert family in tests, family

@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/how-to/draw-figures.md", "docs/how-to/look-inside.md")
+HOW_TO = ("draw-figures", "look-inside", "other-images")
+PAGES = ("README.md", *(f"docs/how-to/{page}.md" for page in HOW_TO))
 COMMAND = re.compile(r"`((?:irpe show|chromium) [^`]*-(?:o |-screenshot=)(?:docs/|page)[^`]*)`")
 
 
