@@ -60,6 +60,22 @@ def test_tools_have_nothing_to_say(command):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("schema", "pattern"),
+    [
+        ("github-workflows", ".github/workflows/*.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/*.yml"),
+        ("citation-file-format", "CITATION.cff"),
+    ],
+)
+def test_files_for_publishing_have_their_form(schema, pattern):
+    files = [str(path) for path in ROOT.glob(pattern)]
+    assert files
+    tool = str(Path(sys.executable).parent / "check-jsonschema")
+    done = run(tool, "--builtin-schema", f"vendor.{schema}", *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 ALONE = """
 import sys, torch, irpe
 attention = irpe.RPEAttention(32, num_heads=2, spec="product-contextual-qkv", num_prefix_tokens=1)

@@ -10,13 +10,14 @@ import zipfile
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_LONGEST = 60  # characters of a cleaned name
 _CHECKSUM, _SHA256 = "irpe.sha256", "sha256"  # of safetensors, of JSON
 # What the standard library raises for a zip file with a damaged directory.
 _NOT_A_ZIP = (
@@ -25,11 +26,22 @@ _NOT_A_ZIP = (
 )  # fmt: skip
 
 
-def free_name(path: Path) -> Path:
-    """Returns the path of nothing yet, beside another one: its name with a number after it."""
+def clean_name(text: str) -> str:
+    """Returns a text as a part of a file's name, of letters, digits and hyphens."""
+    return "".join(c if c.isalnum() else "-" for c in text)[:_LONGEST].strip("-")
+
+
+def free_name(path: Path, *parts: str) -> Path:
+    """Returns the path of nothing yet, beside another one.
+
+    Args:
+        path: The other one.
+        *parts: What is added to its name. Without any, or if that exists too, a number is.
+    """
     path = path.absolute() if not path.name else path  # the name of "." is empty
-    numbered = (path.with_name(f"{path.name}-{index}") for index in count(2))
-    return next(each for each in numbered if not each.exists())
+    named = path.with_name("-".join([path.name, *map(clean_name, parts)]))
+    numbered = (named.with_name(f"{named.name}-{index}") for index in count(2))
+    return next(each for each in chain([named], numbered) if not each.exists())
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from irpe.ablation.results import TOP1, CellResult, make_result, parse_result
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.shifts import classify_shifted
-from irpe.files import write_text
+from irpe.files import clean_name, write_text
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.sources import hold_out, open_images
@@ -80,8 +80,8 @@ def plan_cells(
             )
             folder = directory / (f"held-out-{held_out:g}" if held_out else "cells")
             key = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
-            name = "".join(c if c.isalnum() else "-" for c in row.name)
-            cells.append(Cell(row, config, folder / f"{name}-{seed}-{key}", held_out))
+            name = f"{clean_name(row.name)}-{seed}-{key}"
+            cells.append(Cell(row, config, folder / name, held_out))
     return cells
 
 

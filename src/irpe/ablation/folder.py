@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from irpe.ablation.rows import AblationRow
-from irpe.files import free_name, write_text
+from irpe.files import clean_name, free_name, write_text
 from irpe.train.config import RunConfig
 
 FILE = "ablation.json"  # what the folder is for
-_LONGEST = 60  # characters of a folder's name
 
 
 class ClassedImages(Protocol):
@@ -31,8 +30,7 @@ def default_folder(data: str, rows: str) -> Path:
         data: The data, as in a configuration.
         rows: What the rows are called together.
     """
-    name = f"ablation-{Path(data).name}-{rows}"
-    return Path("runs") / "".join(c if c.isalnum() else "-" for c in name)[:_LONGEST].strip("-")
+    return Path("runs") / clean_name(f"ablation-{Path(data).name}-{rows}")
 
 
 def claim_folder(

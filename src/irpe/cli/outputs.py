@@ -8,8 +8,6 @@ from typing import Any
 from irpe.files import free_name
 from irpe.train.config import RUN_FILE, RunConfig
 
-_LONGEST = 60  # characters of a folder's name
-
 
 def check_output(directory: Path, config: RunConfig) -> None:
     """Raises an error if a folder is taken, which says by what, and names one that is free.
@@ -37,7 +35,7 @@ def check_output(directory: Path, config: RunConfig) -> None:
     of = f" with other settings ({' and '.join(differing)})" if differing else ""
     raise ValueError(
         f"{directory} holds a run{of}: go on with that one, --resume {directory}, or choose "
-        f"another folder, -o {_name_after(directory, differing)}"
+        f"another folder, -o {free_name(directory, *differing.values())}"
     )
 
 
@@ -46,12 +44,3 @@ def _read_settings(directory: Path) -> dict[str, Any] | None:
         return dict(json.loads((directory / RUN_FILE).read_text()))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-
-
-def _name_after(directory: Path, differing: dict[str, str]) -> Path:
-    """Returns a folder beside another one, named after what differs, that does not exist."""
-    directory = directory.absolute() if not directory.name else directory  # "." has no name
-    name = "-".join([directory.name, *differing.values()])
-    name = "".join(c if c.isalnum() or c in "-_." else "-" for c in name)[:_LONGEST].strip("-")
-    named = directory.with_name(name)
-    return free_name(named) if named.exists() else named
