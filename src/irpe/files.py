@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LONGEST = 60  # characters of a cleaned name
 _CHECKSUM, _SHA256 = "irpe.sha256", "sha256"  # of safetensors, of JSON
+_ZIP = b"PK\x03\x04"  # the first bytes of a zip file
 # What the standard library raises for a zip file with a damaged directory.
 _NOT_A_ZIP = (
     zipfile.BadZipFile, zlib.error, struct.error, EOFError, NotImplementedError, OSError,
@@ -156,10 +157,11 @@ def check_json(content: Mapping[str, Any], path: Path) -> None:
 def check_zip(path: Path) -> bool:
     """Returns whether a file is a zip file; its checksums, which torch ignores, must be right.
 
-    Files that torch wrote before 1.6 are not zip files and have no checksums.
+    Files that torch wrote before 1.6 are not zip files and have no checksums. One that begins like
+    a zip file is one, be its directory damaged: torch would still read it.
     """
     try:
-        if not zipfile.is_zipfile(path):
+        if not _begins_as_zip(path) and not zipfile.is_zipfile(path):
             return False
         with zipfile.ZipFile(path) as file:
             wrong = file.testzip()
@@ -168,6 +170,14 @@ def check_zip(path: Path) -> bool:
     if wrong is not None:
         raise ValueError(f"{path} is damaged: the checksum of {wrong} is wrong")
     return True
+
+
+def _begins_as_zip(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_ZIP)) == _ZIP
+    except OSError:
+        return False  # whoever reads it says why
 
 
 def warn_unchecked(path: Path) -> None:

@@ -41,7 +41,12 @@ def check_fork(spec, seed):
     inputs = [torch.randn(3, *shape) for shape in SHAPES]
     with torch.no_grad():
         expected = [model(x[None]) for x in inputs]
-    loader = DataLoader(_Predicted(model, inputs), 1, num_workers=2, collate_fn=lambda x: x[0])
+    loader = DataLoader(
+        _Predicted(model, inputs),
+        num_workers=2,
+        collate_fn=lambda x: x[0],
+        multiprocessing_context="fork",
+    )
     found = list(loader)
     wrong = sum(not torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     return f"{wrong} of {len(inputs)} forwards differ" if wrong else "equal"

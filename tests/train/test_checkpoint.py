@@ -68,7 +68,7 @@ def test_a_truncated_checkpoint(tmp_path):
     save_checkpoint(tmp_path / "c.pt", {"model": {"a": torch.randn(1000)}})
     content = (tmp_path / "c.pt").read_bytes()
     (tmp_path / "c.pt").write_bytes(content[:1000])
-    with pytest.raises(ValueError, match="damaged, or holds more than tensors"):
+    with pytest.raises(ValueError, match=r"c\.pt is damaged: File is not a zip file"):
         load_checkpoint(tmp_path / "c.pt")
 
 
