@@ -11,7 +11,7 @@ import pytest
 from irpe.adapters import hosts
 
 ROOT = Path(__file__).parents[1]
-SLOW_PAGES = ["docs/how-to/fine-tune.md", "docs/how-to/fine-tune-libraries.md"]
+SLOW_PAGES = ["docs/how-to/fine-tune.md", "docs/how-to/train-at-scale.md"]
 DOCS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 PAGES = ["README.md", *(page for page in DOCS if page not in SLOW_PAGES)]
 
