@@ -1,6 +1,5 @@
 """The package as a whole: what importing it costs, and what its tools say of it."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -74,33 +73,3 @@ def test_files_for_publishing_have_their_form(schema, pattern):
     tool = str(Path(sys.executable).parent / "check-jsonschema")
     done = run(tool, "--builtin-schema", f"vendor.{schema}", *files)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-ALONE = """
-import sys, torch, irpe
-attention = irpe.RPEAttention(32, num_heads=2, spec="product-contextual-qkv", num_prefix_tokens=1)
-assert attention(torch.randn(2, 1 + 3 * 5, 32), grid=(3, 5)).shape == (2, 16, 32)
-layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
-model = irpe.equip(torch.nn.TransformerEncoder(layer, 2), "cross-bias-k", grid=(3, 5))
-assert model(torch.randn(2, 15, 32)).shape == (2, 15, 32)
-assert len(irpe.summary(model).attentions) == 2
-irpe.save_equipped(model, sys.argv[1])
-from irpe.train.runs import read_metrics
-"""
-
-
-@pytest.mark.slow
-def test_the_core_works_in_an_environment_of_its_own(tmp_path):
-    """Nothing but what pyproject declares as needed is installed."""
-    run(sys.executable, "-m", "venv", str(tmp_path / "venv"))
-    python = str(tmp_path / "venv" / "bin" / "python")
-    installed = run(python, "-m", "pip", "install", "--quiet", str(ROOT))
-    if "No matching distribution" in installed.stderr:
-        pytest.skip("needs an index of packages")
-    assert installed.returncode == 0, installed.stderr
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    done = subprocess.run(
-        [python, "-c", ALONE, str(tmp_path / "model")],
-        capture_output=True, text=True, cwd=tmp_path, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr

@@ -58,6 +58,19 @@ assert time.process_time() - begin < 1, time.process_time() - begin
 """
 
 
+ALONE = """
+import sys, torch, irpe
+attention = irpe.RPEAttention(32, num_heads=2, spec="product-contextual-qkv", num_prefix_tokens=1)
+assert attention(torch.randn(2, 1 + 3 * 5, 32), grid=(3, 5)).shape == (2, 16, 32)
+layer = torch.nn.TransformerEncoderLayer(32, 2, batch_first=True)
+model = irpe.equip(torch.nn.TransformerEncoder(layer, 2), "cross-bias-k", grid=(3, 5))
+assert model(torch.randn(2, 15, 32)).shape == (2, 15, 32)
+assert len(irpe.summary(model).attentions) == 2
+irpe.save_equipped(model, sys.argv[1])
+from irpe.train.runs import read_metrics
+"""
+
+
 def run(*command, cwd):
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment)
@@ -93,6 +106,11 @@ def core(wheel, tmp_path_factory):
 
 def test_the_core_alone_is_quickly_imported(core, tmp_path):
     run(core, "-c", IMPORTS, cwd=tmp_path)
+
+
+def test_the_core_alone_works(core, tmp_path):
+    """Nothing but what pyproject declares as needed is installed."""
+    run(core, "-c", ALONE, str(tmp_path / "model"), cwd=tmp_path)
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
