@@ -43,6 +43,14 @@ def test_every_public_name_is_listed_and_loads():
         irpe.eqip  # noqa: B018
 
 
+@pytest.mark.parametrize("name", ["irpe.train.train", "irpe.ablation.ablate"])
+def test_a_name_that_needs_an_extra_says_which(name):
+    package = name.rpartition(".")[0]
+    code = f"import sys; sys.modules['accelerate'] = None; import {package}; {name}"
+    done = run(sys.executable, "-c", code)
+    assert done.stderr.endswith("accelerate is not installed: pip install 'irpe[train]'\n")
+
+
 @pytest.mark.parametrize(
     "command",
     [

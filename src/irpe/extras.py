@@ -17,7 +17,7 @@ def require(module: str, extra: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise
-        raise _missing(module, extra) from None
+        raise missing(module, extra) from None
 
 
 def require_installed(extra: str, *modules: str) -> None:
@@ -29,10 +29,16 @@ def require_installed(extra: str, *modules: str) -> None:
     """
     for module in modules:
         if importlib.util.find_spec(module) is None:
-            raise _missing(module, extra)
+            raise missing(module, extra)
 
 
-def _missing(module: str, extra: str) -> ModuleNotFoundError:
+def missing(module: str, extra: str) -> ModuleNotFoundError:
+    """Returns the error for an optional module that is not installed.
+
+    Args:
+        module: The module's name.
+        extra: The extra of irpe that installs it.
+    """
     return ModuleNotFoundError(
         f"{module} is not installed: pip install 'irpe[{extra}]'", name=module
     )

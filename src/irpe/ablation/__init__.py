@@ -16,4 +16,4 @@ _SOURCES = {
     "irpe.ablation.report": ("AblationReport",),
     "irpe.ablation.rows": ("AblationRow", "default_rows", "modern_rows"),
 }
-__getattr__, __dir__ = lazy_names("irpe.ablation", _SOURCES)
+__getattr__, __dir__ = lazy_names("irpe.ablation", _SOURCES, extra="train")

@@ -35,4 +35,5 @@ __getattr__, __dir__ = lazy_names(
         "irpe.train.segmentation.config": ("SegmenterConfig",),
         "irpe.train.start": ("train",),
     },
+    extra="train",
 )

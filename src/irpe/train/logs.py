@@ -5,13 +5,14 @@ import dataclasses
 import io
 import uuid
 from pathlib import Path
-from typing import Any
-
-from accelerate import Accelerator
+from typing import TYPE_CHECKING, Any
 
 from irpe.extras import require
 from irpe.files import write_text
 from irpe.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
 
 METRICS = "metrics.csv"
 PROJECT = "irpe"  # the project of runs in a service that they are logged to
@@ -29,7 +30,7 @@ class Logs:
     """
 
     def __init__(
-        self, directory: Path, config: RunConfig, done: int, accelerator: Accelerator
+        self, directory: Path, config: RunConfig, done: int, accelerator: "Accelerator"
     ) -> None:
         self.directory, self.done, self.accelerator = directory, done, accelerator
         self.board: Any = None
