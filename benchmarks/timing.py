@@ -65,6 +65,11 @@ def write_report(path: Path, results: dict[str, Any]) -> None:
 
 
 def _commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return done.stdout.strip() or "unknown"
+    """Returns the commit, marked where code has changed since; results and figures may."""
+    commit = _git("describe", "--always", "--abbrev=12") or "unknown"
+    return f"{commit}-dirty" if _git("status", "--porcelain", "src", "benchmarks/*.py") else commit
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True)
+    return done.stdout.strip()

@@ -73,8 +73,8 @@ def make_model(arguments: argparse.Namespace) -> nn.Module:
                 return timm.create_model(arguments.model, pretrained=True, **size)
         except Exception as error:  # what it is depends on the network
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            print(f"the weights of {arguments.model} cannot be had: {reason}")
-    print("random weights: the accuracy is that of a training from nothing")
+            print(f"the weights of {arguments.model} are not available: {reason}")
+    print("random weights: the accuracy is that of training from scratch")
     return timm.create_model(arguments.model, **size)
 
 

@@ -96,7 +96,7 @@ def test_without_a_network_the_example_does_not_wait(monkeypatch, capsys):
         Namespace(model="vit_pe_core_tiny_patch16_384", image_size=32, weights="pretrained")
     )
     out = capsys.readouterr().out
-    assert "the weights of vit_pe_core_tiny_patch16_384 cannot be had" in out
+    assert "the weights of vit_pe_core_tiny_patch16_384 are not available" in out
     assert "random weights" in out
     assert model.patch_embed.img_size == (32, 32)
 
