@@ -165,7 +165,9 @@ class _Identity(NamedTuple):
 
 def _identity(grid: InputGrid) -> _Identity:
     if isinstance(grid, Positions):
-        return _Identity(grid.num_tokens[0], str(grid), 0 if grid.is_constant else id(grid))
+        return _Identity(
+            grid.num_tokens[0], str(grid), 0 if grid.constant is not None else id(grid)
+        )
     return _Identity(math.prod(grid), str(grid), 0)
 
 
@@ -194,7 +196,7 @@ class CarryMark:
 
     def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Marks the output as the input is."""
-        grid = None if torch.compiler.is_compiling() else read_mark(inputs[0])
+        grid = read_mark(inputs[0])
         if grid is not None:
             mark(output, grid)
 
@@ -349,7 +351,7 @@ def followed_grid(model: nn.Module) -> FollowedGrid | None:
 def grid_after(block: nn.Module, tokens: Tensor) -> tuple[int, ...]:
     """Returns the grid of the tokens that came out of an equipped block."""
     source, grid = grid_of(block), None
-    if isinstance(source, FollowedGrid) and not torch.compiler.is_compiling():
+    if isinstance(source, FollowedGrid):
         grid = read_mark(tokens)
     grid = source.current() if grid is None else grid
     assert not isinstance(grid, Positions)  # models that drop tokens are refused

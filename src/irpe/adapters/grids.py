@@ -31,6 +31,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from irpe.core.positions import Positions
@@ -71,7 +72,7 @@ class GridSource:
     def announce(self, grid: InputGrid) -> None:
         """Sets the grid of what this thread works on from now on."""
         self._thread.announced = grid
-        if not isinstance(grid, Positions) or grid.is_constant:
+        if not isinstance(grid, Positions) or grid.constant is not None:
             self._last = grid
         elif grid.grid is not None:
             self._last = grid.grid.shape
@@ -112,7 +113,9 @@ def mark(tokens: Tensor, grid: InputGrid) -> None:
 
 
 def read_mark(tokens: Tensor) -> InputGrid | None:
-    """Returns the grid that tokens are marked with, if they are."""
+    """Returns the grid that tokens are marked with, if they are; a compiler sees no marks."""
+    if torch.compiler.is_compiling():
+        return None
     return getattr(_storage_of(tokens), _MARK, None)
 
 

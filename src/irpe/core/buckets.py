@@ -17,7 +17,7 @@ from irpe.core.index import Index
 from irpe.core.methods import METHODS
 from irpe.core.pairs import ids_of_pairs
 from irpe.core.places import Points, Subset
-from irpe.core.positions import Positions
+from irpe.core.positions import Positions, positions_of
 
 _MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
 _MOST_ROWS = 2**38  # of a table; far below where the arithmetic of rows would overflow
@@ -98,8 +98,8 @@ def _maps_at(spec: Encoding, positions: Positions, device: torch.device) -> tupl
     _check_positions(spec, positions)
     if spec.method is None:
         return ()
-    if positions.is_constant:
-        return _constant_maps_at(spec, positions, device)
+    if positions.constant is not None:
+        return _constant_maps_at(spec, positions.constant, device)
     if torch.compiler.is_compiling():
         return _build_maps_at(spec, positions, device)
     known = _maps_of_tensors.setdefault(positions, {})
@@ -130,9 +130,10 @@ def _check_positions(spec: Encoding, positions: Positions) -> None:
 
 @traced_as_constant
 def _constant_maps_at(
-    spec: Encoding, positions: Positions, device: torch.device
+    spec: Encoding, constant: tuple[Any, ...], device: torch.device
 ) -> tuple[BucketMap, ...]:
-    return _cached_maps_at(spec, positions, device)
+    """Takes plain values: the compiler does not take a constant of another such function."""
+    return _cached_maps_at(spec, positions_of(constant), device)
 
 
 @built_once(maxsize=32)
@@ -170,14 +171,14 @@ def _part_of_map(whole: BucketMap, positions: Positions) -> BucketMap:
     index = [part.to(whole.compact_ids.device) for part in positions.index_on_grid()]
     compact_ids = whole.compact_ids[index[0].unsqueeze(-1), index[1].unsqueeze(-2)]
     part = BucketMap.from_compact(compact_ids, whole.used_rows, whole.num_buckets, None)
-    if positions.is_constant:
+    if positions.constant is not None:
         return BucketMap(part.ids, whole.num_buckets, _key_grid(positions))
     return part
 
 
 def _map_of(ids: Tensor, num_buckets: int, positions: Positions) -> BucketMap:
     """Returns the map of these rows; where tensors made it, all rows count as used."""
-    if positions.is_constant:
+    if positions.constant is not None:
         return BucketMap(ids, num_buckets, _key_grid(positions))
     rows = torch.arange(num_buckets, device=ids.device)
     return BucketMap.from_compact(ids, rows, num_buckets, None)

@@ -1,7 +1,8 @@
 """Where the tokens of an attention are: queries and keys, each with tokens before them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -39,71 +40,58 @@ class Positions:
     queries: Places
     keys: Places | None = None
     num_prefix_tokens: int | tuple[int, int] = 0
+    # What follows from these. Fields and not properties: of a constant a compiler reads
+    # fields, but neither properties nor methods.
+    sides: tuple[Places, Places] = field(init=False, repr=False, compare=False)
+    """The places of queries and keys."""
+    prefixes: tuple[int, int] = field(init=False, repr=False, compare=False)
+    """The tokens without a position before the queries, and before the keys."""
+    ndim: int = field(init=False, repr=False, compare=False)
+    """The number of axes."""
+    num_tokens: tuple[int, int] = field(init=False, repr=False, compare=False)
+    """The number of queries and of keys, those without a position included."""
+    batch: int | None = field(init=False, repr=False, compare=False)
+    """The number of images if their positions differ."""
+    grid: Grid | None = field(init=False, repr=False, compare=False)
+    """The one grid that all tokens are on, at stride 1; `None` if there is none."""
+    has_real_places: bool = field(init=False, repr=False, compare=False)
+    """Whether some position is not an integer, or might not be."""
+    constant: tuple[Any, ...] | None = field(init=False, repr=False, compare=False)
+    """Plain values that `positions_of` makes an equal value of; `None` if there are tensors."""
 
     def __post_init__(self) -> None:
         queries = _as_places("queries", self.queries)
         keys = queries if self.keys is None else _as_places("keys", self.keys)
-        object.__setattr__(self, "queries", queries)
-        object.__setattr__(self, "keys", keys)
-        object.__setattr__(self, "num_prefix_tokens", _counts(self.num_prefix_tokens))
+        prefixes = _counts(self.num_prefix_tokens)
         if queries.ndim != keys.ndim:
             raise ValueError(
                 f"queries on {queries.ndim} axes and keys on {keys.ndim}: an offset needs the same "
                 "axes on both sides"
             )
-        sizes = {size for size in map(_batch_of, (queries, keys)) if size is not None}
-        if len(sizes) > 1:
+        batches = [_batch_of(queries), _batch_of(keys)]
+        if None not in batches and batches[0] != batches[1]:
             raise ValueError(
-                f"queries of {_batch_of(queries)} images and keys of {_batch_of(keys)}: give both "
-                "for one batch"
+                f"queries of {batches[0]} images and keys of {batches[1]}: give both for one batch"
             )
-
-    @property
-    def sides(self) -> tuple[Places, Places]:
-        """The places of queries and keys."""
-        assert self.keys is not None
-        return self.queries, self.keys
-
-    @property
-    def prefixes(self) -> tuple[int, int]:
-        """The tokens without a position before the queries, and before the keys."""
-        assert isinstance(self.num_prefix_tokens, tuple)
-        return self.num_prefix_tokens
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return self.queries.ndim
-
-    @property
-    def num_tokens(self) -> tuple[int, int]:
-        """The number of queries and of keys, those without a position included."""
-        queries, keys = (
-            count + side.num_positions
-            for count, side in zip(self.prefixes, self.sides, strict=True)
-        )
-        return queries, keys
-
-    @property
-    def batch(self) -> int | None:
-        """The number of images if their positions differ."""
-        return next((size for size in map(_batch_of, self.sides) if size is not None), None)
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether the value holds no tensors, so that equal values are one key of a cache."""
-        return self.batch is None and not any(isinstance(side, Points) for side in self.sides)
-
-    @property
-    def grid(self) -> Grid | None:
-        """The one grid that all tokens are on, at stride 1; `None` if there is none."""
-        grids = {_grid_of(side) for side in self.sides}
-        return grids.pop() if len(grids) == 1 else None
-
-    @property
-    def has_real_places(self) -> bool:
-        """Whether some position is not an integer, or might not be."""
-        return any(side.is_real for side in self.sides if isinstance(side, PooledGrid | Points))
+        plain = _plain_values(queries), _plain_values(keys)
+        values = {
+            "queries": queries,
+            "keys": keys,
+            "num_prefix_tokens": prefixes,
+            "sides": (queries, keys),
+            "prefixes": prefixes,
+            "ndim": queries.ndim,
+            "num_tokens": (
+                prefixes[0] + queries.num_positions,
+                prefixes[1] + keys.num_positions,
+            ),
+            "batch": batches[1] if batches[0] is None else batches[0],
+            "grid": _grid_of(queries) if _grid_of(queries) == _grid_of(keys) else None,
+            "has_real_places": _is_real(queries) or _is_real(keys),
+            "constant": None if None in plain else (*plain, prefixes),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def places(self) -> tuple[Coordinates, Coordinates]:
         """Returns the positions of queries and keys, without prefix tokens."""
@@ -124,22 +112,6 @@ class Positions:
         )
         return queries, keys
 
-    def check_tokens(
-        self, q: Shaped[Tensor, "... query dim"], k: Shaped[Tensor, "... key dim"]
-    ) -> None:
-        """Raises an error unless there are as many queries and keys, and images, as positions."""
-        for name, tokens, count in zip(("queries", "keys"), (q, k), self.num_tokens, strict=True):
-            if tokens.shape[-2] != count:
-                raise ValueError(
-                    f"{tokens.shape[-2]} {name}, but positions for {count}: {self}; prefix tokens "
-                    "count too"
-                )
-        if self.batch not in (None, q.shape[0]):
-            raise ValueError(
-                f"positions of {self.batch} images, but queries of {q.shape[0]}: make them for "
-                "this batch"
-            )
-
     def padding_mask(self) -> Bool[Tensor, "batch 1 1 key"] | None:
         """Returns a mask for attention, False for keys that are padding; `None` without padding."""
         _, keys = self.sides
@@ -154,6 +126,26 @@ class Positions:
             for side, count in zip(self.sides, self.prefixes, strict=True)
         )
         return queries if queries == keys else f"{queries} / {keys}"
+
+
+def check_tokens(
+    positions: Positions,
+    q: Shaped[Tensor, "... query dim"],
+    k: Shaped[Tensor, "... key dim"],
+) -> None:
+    """Raises an error unless there are as many queries and keys, and images, as positions."""
+    sides = zip(("queries", "keys"), (q, k), positions.num_tokens, strict=True)
+    for name, tokens, count in sides:
+        if tokens.shape[-2] != count:
+            raise ValueError(
+                f"{tokens.shape[-2]} {name}, but positions for {count}: {positions}; prefix tokens "
+                "count too"
+            )
+    if positions.batch not in (None, q.shape[0]):
+        raise ValueError(
+            f"positions of {positions.batch} images, but queries of {q.shape[0]}: make them for "
+            "this batch"
+        )
 
 
 def axes_of(grid: "Grid | Sequence[int] | Positions") -> int:
@@ -186,6 +178,31 @@ def _counts(value: Any) -> tuple[int, int]:
 
 def _batch_of(side: Places) -> int | None:
     return side.batch if isinstance(side, Subset | Points) else None
+
+
+def _is_real(side: Places) -> bool:
+    return isinstance(side, PooledGrid | Points) and side.is_real
+
+
+def _plain_values(side: Places) -> tuple[Any, ...] | None:
+    """Returns the kind of a side and its plain values; `None` if it holds tensors."""
+    if isinstance(side, Grid):
+        return "Grid", side.shape
+    if isinstance(side, PooledGrid):
+        return "PooledGrid", side.shape, side.stride, side.first
+    if isinstance(side, Subset) and not isinstance(side.tokens, Tensor):
+        return "Subset", side.grid.shape, side.tokens
+    return None
+
+
+_KINDS: dict[str, Any] = {"Grid": Grid, "PooledGrid": PooledGrid, "Subset": Subset}
+
+
+@lru_cache(maxsize=256)
+def positions_of(constant: tuple[Any, ...]) -> Positions:
+    """Returns positions of their plain values, `Positions.constant`."""
+    (query_kind, *queries), (key_kind, *keys), prefixes = constant
+    return Positions(_KINDS[query_kind](*queries), _KINDS[key_kind](*keys), prefixes)
 
 
 def _grid_of(side: Places) -> Grid | None:

@@ -18,7 +18,7 @@ from irpe.core.encodings.encoding import (
     check_table_size,
 )
 from irpe.core.grid import Grid, grid_shape
-from irpe.core.positions import Positions
+from irpe.core.positions import Positions, check_tokens
 from irpe.core.rotation import Rotation, rotate
 from irpe.nn.scored import Rotate, Scored, Temperature
 from irpe.nn.where import Where, mask_padding
@@ -227,7 +227,7 @@ class RelativePositionEncoding(nn.Module):
         """Returns the maps, tables, and queries and keys as they enter the products, on a grid."""
         maps = self.maps(grid, q.device)
         if isinstance(grid, Positions):
-            grid.check_tokens(q, k)
+            check_tokens(grid, q, k)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters = {name: getattr(self, name) for name in self._others}
         for role in _LISTS:

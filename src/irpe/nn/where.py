@@ -18,7 +18,8 @@ def mask_padding(attn_mask: Mask | None, where: Where) -> Mask | None:
         attn_mask: True where a key takes part, or scores to add; `None` for all keys.
         where: Where the tokens are.
     """
-    padding = where.padding_mask() if isinstance(where, Positions) else None
+    has_tensors = isinstance(where, Positions) and where.constant is None
+    padding = where.padding_mask() if has_tensors else None
     if padding is None:
         return attn_mask
     if attn_mask is None:

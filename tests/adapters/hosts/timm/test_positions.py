@@ -368,13 +368,12 @@ def test_what_naflex_cannot_have_leaves_it_unchanged():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of torch, between two graphs
 @pytest.mark.parametrize(
     ("make", "size"), [(make_pvt, (64, 96)), (make_mvit, (64, 64)), (make_dropping, (32, 40))]
 )
 def test_compiled_models(make, size):
     model, x = with_random_tables(irpe.equip(make(), SPEC)), images(*size)
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.manual_seed(0)
     expected = model(x)
     torch.manual_seed(0)
