@@ -18,8 +18,9 @@ def mask_padding(attn_mask: Mask | None, where: Where) -> Mask | None:
         attn_mask: True where a key takes part, or scores to add; `None` for all keys.
         where: Where the tokens are.
     """
-    has_tensors = isinstance(where, Positions) and where.constant is None
-    padding = where.padding_mask() if has_tensors else None
+    if not isinstance(where, Positions) or where.constant is not None:
+        return attn_mask
+    padding = where.padding_mask()
     if padding is None:
         return attn_mask
     if attn_mask is None:
