@@ -290,6 +290,23 @@ def test_attentions_with_a_forward_of_their_own_are_refused(make, arguments, nam
     assert state_of(model) == before
 
 
+@pytest.mark.parametrize("find", [lambda model: model.blocks[1].attn, lambda m: m.blocks[1]])
+def test_a_forward_set_on_an_instance_is_refused(find):
+    model = make_vit(dynamic_img_size=True)
+    module = find(model)
+    module.forward = module.forward  # as hooks of Accelerate do
+    with pytest.raises(ValueError, match=r"a forward set on the instance.*equip the model first"):
+        irpe.equip(model, SPEC)
+    assert not any(hasattr(block.attn, "rpe") for block in model.blocks)
+
+
+def test_attentions_of_another_library_are_named():
+    model = nn.Sequential(make_vit(), make_swin_of_transformers())
+    with pytest.warns(UserWarning, match=r"4 attentions of another library stay.*1\.swin\.encoder"):
+        irpe.equip(model, SPEC)
+    assert all(name.startswith("0.") for name in names(model))
+
+
 def test_blocks_can_differ_in_their_encodings():
     model, x = make_vit(), images()
     expected = model(x)
@@ -393,5 +410,7 @@ def test_distributed_data_parallel(tmp_path, monkeypatch):
         wrapped = nn.parallel.DistributedDataParallel(model)
         assert_same(gradients(model, images(), wrapped), expected)
         assert expected["blocks.0.attn.rpe.key_tables.0"].abs().max() > 0
+        with pytest.raises(ValueError, match=r"a DistributedDataParallel.*equip the model first"):
+            irpe.equip(nn.parallel.DistributedDataParallel(make_vit()), SPEC)
     finally:
         torch.distributed.destroy_process_group()

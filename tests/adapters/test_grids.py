@@ -5,14 +5,18 @@ import functools
 import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 import torch
 from adapters.hosts.library_models import equipped, make_detr, make_dinov2, predict
 from adapters.small_models import images, make_vit, perturb
-from timm.layers import set_reentrant_ckpt
+from timm.layers import Attention, set_reentrant_ckpt
 from timm.layers.patch_embed import PatchEmbed
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 
 import irpe
 
@@ -345,3 +349,65 @@ def test_the_copy_of_a_part_of_a_model_takes_the_grid_of_that_model():
     assert_equal(map(twin, inputs), expected)
     assert twin.blocks[0].attn.rpe_grid is not model.blocks[0].attn.rpe_grid
     assert twin.blocks[0].attn.rpe_grid.model is twin
+
+
+def checkpoint_attentions(model):
+    is_attention = lambda module: isinstance(module, Attention)  # noqa: E731
+    apply_activation_checkpointing(model, check_fn=is_attention)
+    return nullcontext()
+
+
+def checkpoint_with_copies(model):
+    model.set_grad_checkpointing()
+    return torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x)
+
+
+@pytest.mark.parametrize("checkpoint", [checkpoint_attentions, checkpoint_with_copies])
+def test_a_grid_that_checkpointing_loses_is_an_error_unless_there_is_one_grid(checkpoint):
+    x = images(48, 32)
+    for size, is_one_grid in (((32, 48), False), ((48, 32), True)):
+        model = perturb(irpe.equip(make_timm(img_size=size), SPEC)).train()
+        model(x).square().sum().backward()
+        expected = [parameter.grad.clone() for parameter in model.parameters()]
+        model.zero_grad()
+        with checkpoint(model):
+            loss = model(x).square().sum()
+            if is_one_grid:
+                loss.backward()
+                assert_equal([parameter.grad for parameter in model.parameters()], expected)
+            else:
+                with pytest.raises(RuntimeError, match="the grid of these tokens is lost"):
+                    loss.backward()
+
+
+def test_a_buffer_that_is_written_again_has_the_grid_of_its_new_tokens():
+    model, inputs, _ = model_and_inputs("timm")
+
+    def tokens(index):
+        return model._pos_embed(model.patch_embed(inputs[index]))
+
+    with torch.no_grad():
+        expected = model.blocks(tokens(1))
+        buffer = tokens(0).clone()
+        model.blocks(buffer)
+        buffer.copy_(tokens(1))
+        assert_equal([model.blocks(buffer)], [expected])
+
+
+class BlocksFirst(nn.Module):
+    """Names the blocks of a model before the model, so that they are copied first."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.blocks, self.model = model.blocks, model
+
+    def forward(self, x):
+        return self.model(x)
+
+
+def test_a_copy_whose_blocks_are_copied_before_their_model():
+    model, inputs, expected = model_and_inputs("timm")
+    twin = copy.deepcopy(BlocksFirst(model))
+    assert_equal([twin(x) for x in inputs], expected)
+    model(inputs[0])  # announces nothing to the copy
+    assert_equal([twin(inputs[1])], [expected[1]])

@@ -136,8 +136,10 @@ def test_a_whole_attention_can_be_a_saved_module():
 
 def test_wrong_orders_and_targets():
     make, targets, _ = MODELS["transformers"]
-    with pytest.raises(ValueError, match=r"q_proj has an adapter of PEFT.*equip the model first"):
+    with pytest.raises(ValueError, match=r"is an adapter of PEFT.*equip the model first"):
         irpe.equip(with_lora(make(), targets), SPEC)
+    with pytest.raises(ValueError, match=r"is an adapter of PEFT.*equip the model first"):
+        irpe.equip(with_lora(make(), ["fc1"]).get_base_model(), SPEC)  # beside the attentions
     with pytest.raises(ValueError, match=r"'qkv'.* not found in the base model"):
         with_lora(equipped(make()), ["qkv"])
     model = with_lora(equipped(make()), targets, **TRAINED)

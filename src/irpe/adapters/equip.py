@@ -1,5 +1,6 @@
 """`equip`: gives an existing model its encodings, in place, in one line."""
 
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +18,7 @@ from irpe.adapters.plan import (
     Site,
     check_rotation,
     check_sites,
+    check_untouched,
     choose_layers,
 )
 from irpe.adapters.refusals import refusal_of
@@ -89,6 +91,7 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
             f"impl {call.impl!r}: encoding '{call.spec}' leaves attention as it is, so there is "
             "nothing to choose; leave impl out"
         )
+    check_untouched(model)
     plan = find_attentions(model, _request_of(call))
     _check_builtin_bias(model, plan, call)
     changes = [*_changes_of_layers(plan.sites, call), *plan.changes]
@@ -175,12 +178,35 @@ def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
 
 
 def find_attentions(model: nn.Module, request: Request) -> Plan:
-    """Returns what the first host that knows a model finds in it, or raises an error."""
-    for host in hosts_of(model).values():
+    """Returns what the first host that knows a model finds in it, or raises an error.
+
+    Attentions of other libraries in the same model are named in a warning; those of torch.nn are
+    not, for they need a grid of their own.
+    """
+    hosts = hosts_of(model)
+    for name, host in hosts.items():
         plan = host.find_attentions(model, request)
         if plan.sites:
+            others = [other for other in hosts if other not in (name, "torch")]
+            _warn_of_others(model, plan, [hosts[other] for other in others], request)
             return plan
     raise ValueError(refusal_of(model))
+
+
+def _warn_of_others(model: nn.Module, plan: Plan, hosts: Sequence[Any], request: Request) -> None:
+    found = {id(site.attention) for site in plan.sites}
+    for host in hosts:
+        try:
+            sites = host.find_attentions(model, request).sites
+        except (TypeError, ValueError):
+            continue  # that library's models cannot have what was asked for
+        left = [site.name for site in sites if id(site.attention) not in found]
+        if left:
+            warnings.warn(
+                f"{len(left)} attentions of another library stay as they are, {left[0]} first: "
+                "equip the part of the model with these by itself",
+                stacklevel=4,
+            )
 
 
 def _record_equipment(model: nn.Module, call: Equipment) -> Undo:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.grids import GridSource, InputGrid, grid_of, mark, read_mark
+from irpe.adapters.grids import SOURCE, GridSource, InputGrid, grid_of, mark, read_mark
+from irpe.adapters.plan import check_instance
 from irpe.core.positions import Positions
 
 _FOLLOWED = "rpe_followed_grid"  # the attribute of models and blocks that holds what they follow
@@ -60,6 +61,8 @@ class FollowedGrid(GridSource):
         super().__init__(grid)
         self.model, self.embedding, self.measure = model, embedding, measure
         self.marks_output = marks_output
+        self._is_one_grid = grid is not None  # whether all inputs so far had that grid
+        self._copied: FollowedGrid | None = None  # what this is a copy of, until the first pass
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FollowedGrid":
         """Returns a source for a copy of the model; the copy of a part of it keeps this one."""
@@ -67,7 +70,20 @@ class FollowedGrid(GridSource):
             return self
         memo[id(self)] = twin = object.__new__(FollowedGrid)
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin._copied = self
         return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_copied": None}
+
+    def _adopt_modules(self) -> None:
+        """Takes over the modules that were copied before their model, and kept its source."""
+        if self._copied is not None:
+            for module in self.model.modules():
+                for name in (SOURCE, _FOLLOWED):
+                    if vars(module).get(name) is self._copied:
+                        vars(module)[name] = self
+            self._copied = None
 
     def follow(self) -> Callable[[], None]:
         """Announces the grid from the embedding that the model has now; returns what undoes it."""
@@ -77,6 +93,8 @@ class FollowedGrid(GridSource):
     def announce(self, grid: InputGrid) -> None:
         """Sets the grid of what this thread works on from now on."""
         super().announce(grid)
+        if grid != self._initial:
+            self._is_one_grid = False
         unused = self._unused_grids()
         if not torch.compiler.is_compiling() and len(unused) < _MOST_UNUSED:
             self._thread.unused = unused | {_identity(grid)}
@@ -94,8 +112,10 @@ class FollowedGrid(GridSource):
         outer = getattr(self._thread, "outer", None)
         self._thread.outer = (before, self._unused_grids(), outer)
         self._thread.announced, self._thread.unused = None, frozenset()
-        if not torch.compiler.is_compiling() and not self._is_following():
-            self.follow()
+        if not torch.compiler.is_compiling():
+            self._adopt_modules()
+            if not self._is_following():
+                self.follow()
 
     def end(self) -> None:
         """Ends a pass: what was announced before it, maybe by a pass around it, counts again."""
@@ -137,6 +157,19 @@ class FollowedGrid(GridSource):
             )
         return grid
 
+    def _announced_grid(self) -> InputGrid:
+        if (
+            not self._is_one_grid
+            and _is_repeated()
+            and getattr(self._thread, "outer", None) is None
+        ):
+            raise RuntimeError(
+                "the grid of these tokens is lost: gradient checkpointing repeats an attention "
+                "without its block, or a block on copies of its tokens (offloaded, or by "
+                "saved_tensors_hooks); checkpoint whole blocks, without copies"
+            )
+        return super()._announced_grid()
+
     def _unused_grids(self) -> "frozenset[_Identity]":
         """Returns the grids announced in this thread since a block last used one."""
         return getattr(self._thread, "unused", frozenset())
@@ -147,6 +180,11 @@ class FollowedGrid(GridSource):
     def _is_following(self) -> bool:
         hooks = self._find_embedding()._forward_hooks.values()
         return any(isinstance(hook, AnnounceGrid) and hook.source is self for hook in hooks)
+
+
+def _is_repeated() -> bool:
+    """Tells whether a backward pass is under way, in which only repeated modules run forward."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class _Identity(NamedTuple):
@@ -330,6 +368,8 @@ def follow_grid(source: GridSource, blocks: Collection[nn.Module]) -> Callable[[
         return source.check()
     if not isinstance(source, FollowedGrid) or _FOLLOWED in vars(source.model):
         return lambda: None  # one grid for all inputs, or followed since an earlier call of equip
+    for block in blocks:
+        check_instance(f"a {type(block).__qualname__}", block)
     undo = ExitStack()
     undo.callback(source.follow())
     undo.callback(source.model.register_forward_pre_hook(_start_pass, prepend=True).remove)

@@ -109,14 +109,23 @@ def mark(tokens: Tensor, grid: InputGrid) -> None:
     """Marks tokens with their grid, for the next block."""
     storage: Any = _storage_of(tokens)
     if storage is not None:
-        setattr(storage, _MARK, grid)
+        setattr(storage, _MARK, (grid, _version_of(tokens)))
 
 
 def read_mark(tokens: Tensor) -> InputGrid | None:
-    """Returns the grid that tokens are marked with, if they are; a compiler sees no marks."""
+    """Returns the grid that tokens are marked with, if they are; a compiler sees no marks.
+
+    A mark does not count once other tokens were written in their place.
+    """
     if torch.compiler.is_compiling():
         return None
-    return getattr(_storage_of(tokens), _MARK, None)
+    grid, version = getattr(_storage_of(tokens), _MARK, (None, None))
+    return grid if version == _version_of(tokens) else None
+
+
+def _version_of(tokens: Tensor) -> int | None:
+    """Returns how often a tensor was written to; tensors of inference mode do not count that."""
+    return None if tokens.is_inference() else tokens._version
 
 
 def _storage_of(tokens: Tensor) -> object:

@@ -116,6 +116,7 @@ def check_sites(sites: Sequence[Site]) -> None:
         )
     for site in sites:
         stock_class: Any = site.equipped_class.__base__
+        check_instance(site.name, site.attention)
         if type(site.attention).forward is not stock_class.forward:
             raise ValueError(
                 f"{site.name} is a {type(site.attention).__qualname__} with a forward of its own, "
@@ -127,18 +128,40 @@ def check_sites(sites: Sequence[Site]) -> None:
             site.check()
 
 
-def _check_weights(site: Site) -> None:
-    """Raises an error if an attention has quantised projections: tables have no dtype to take.
+def check_instance(name: str, module: nn.Module) -> None:
+    """Raises an error if a module has a forward beside that of its class, which would be called."""
+    if "forward" in vars(module):
+        raise ValueError(
+            f"{name} has a forward set on the instance, as hooks of Accelerate set it, so that the "
+            "encoding would do nothing: equip the model first and add hooks afterwards "
+            "(accelerate.hooks.remove_hook_from_module(model, recurse=True) removes them)"
+        )
 
-    Those with adapters of PEFT are refused too: PEFT would not save tables that came after them.
+
+def check_untouched(model: nn.Module) -> None:
+    """Raises an error if a model was given to a library that would not know of tables made later.
+
+    DistributedDataParallel and fully_shard would not synchronise them, PEFT would not save them.
     """
-    for name, module in site.attention.named_modules():
+    for name, module in model.named_modules():
+        kinds = {kind.__name__ for kind in type(module).__mro__}
+        wrapper = kinds & {"DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"}
+        if wrapper:
+            raise ValueError(
+                f"{name or 'the model'} is a {wrapper.pop()}, which would not synchronise the "
+                "tables: equip the model first, then distribute it"
+            )
         if type(module).__module__.startswith("peft."):
             raise ValueError(
-                f"{site.name}.{name} has an adapter of PEFT, which would not save the tables: "
-                'equip the model first, then add adapters, with modules_to_save=["rpe"] to train '
-                "tables"
+                f"{name or 'the model'} is an adapter of PEFT ({type(module).__name__}), which "
+                "would not save the tables: equip the model first, then add adapters, with "
+                'modules_to_save=["rpe"] to train tables'
             )
+
+
+def _check_weights(site: Site) -> None:
+    """Raises an error if an attention has quantised projections: tables have no dtype to take."""
+    for name, module in site.attention.named_modules():
         weight: Any = getattr(module, "weight", None)  # a method in modules of torch.ao.quantized
         is_real = isinstance(weight, Tensor) and weight.is_floating_point()
         if weight is not None and not is_real:
