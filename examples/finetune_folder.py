@@ -4,8 +4,9 @@ python examples/finetune_folder.py FOLDER
 python examples/finetune_folder.py FOLDER --model vit_small_patch16_224 --image-size 128
 
 FOLDER holds one folder of images for each class, or two of such folders, train and val. Without
-val, every fifth image is held out. Training ends after --minutes at most; the rate of the tables is
-5 times that of the weights (--table-lr).
+val, every fifth image is held out. Training takes 5 epochs, or as many as make 300 steps, in which
+tables get somewhere, and ends after --minutes at most; the rate of the tables is 5 times that of
+the weights (--table-lr).
 """
 
 import argparse
@@ -24,11 +25,13 @@ from torchvision.datasets import ImageFolder
 import irpe
 from irpe.hub import cached_if_unreachable
 
+FEWEST_EPOCHS, FEWEST_STEPS = 5, 300  # where --epochs is not given
 TIMED_STEPS = 3  # from which the number of steps is computed that the time allows
 
 
 def main() -> None:
     arguments = parse_arguments()
+    check_arguments(arguments)
     torch.manual_seed(0)
     classes, model = find_classes(arguments.folder), make_model(arguments)
     model.reset_classifier(len(classes))
@@ -49,19 +52,32 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--model", default="deit_tiny_patch16_224")
-    parser.add_argument("--weights", choices=["pretrained", "random"], default="pretrained")
-    parser.add_argument("--encoding", default="product-contextual-k")
-    parser.add_argument("--image-size", type=int, default=224)
-    parser.add_argument("--epochs", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=15.0)
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--lr", type=float, default=2e-4)
-    parser.add_argument("--table-lr", type=float, default=5.0)
-    parser.add_argument("--output", default="finetuned-folder")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("folder", type=Path, help="a folder of images for each class")
+    add("--model", default="deit_tiny_patch16_224", help="a vision transformer of timm")
+    add("--weights", choices=["pretrained", "random"], default="pretrained", help="to start from")
+    add("--encoding", default="product-contextual-k", help="see `irpe encodings`")
+    add("--image-size", type=int, default=224, help="height and width of the input")
+    add("--epochs", type=int, help=f"{FEWEST_EPOCHS}, or enough for {FEWEST_STEPS} steps")
+    add("--minutes", type=float, default=15.0, help="the most that training takes")
+    add("--batch", type=int, default=32, help="images of a step")
+    add("--lr", type=float, default=2e-4, help="highest learning rate")
+    add("--table-lr", type=float, default=5.0, help="rate of the tables, times --lr")
+    add("--output", type=Path, default=Path("finetuned-folder"), help="a new folder")
     return parser.parse_args()
+
+
+def check_arguments(arguments: argparse.Namespace) -> None:
+    """Raises an error for what would fail after the training, or late."""
+    irpe.parse_encoding(arguments.encoding)
+    if not timm.is_model(arguments.model):
+        raise ValueError(f"--model {arguments.model!r} is not a model of timm (timm.list_models)")
+    if arguments.output.exists() and any(arguments.output.iterdir()):
+        raise ValueError(f"--output {arguments.output} has files in it: choose a new folder")
 
 
 def make_model(arguments: argparse.Namespace) -> nn.Module:
@@ -80,11 +96,11 @@ def make_model(arguments: argparse.Namespace) -> nn.Module:
 
 def find_classes(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise SystemExit(f"{folder} is not a folder")
+        raise ValueError(f"{folder} is not a folder")
     root = folder / "train" if (folder / "train").is_dir() else folder
     classes = sorted(path.name for path in root.iterdir() if path.is_dir())
     if len(classes) < 2:
-        raise SystemExit(f"{root} has {len(classes)} folders: at least two classes are needed")
+        raise ValueError(f"{root} has {len(classes)} folders: at least two classes are needed")
     return classes
 
 
@@ -102,7 +118,7 @@ def make_datasets(folder: Path, model: nn.Module) -> tuple[Dataset, Dataset]:
 
 
 def train_model(model: nn.Module, data: Dataset, arguments: argparse.Namespace) -> int:
-    """Trains as many epochs as were asked for, or as the time allows; returns the steps."""
+    """Trains as long as was asked for, or as the time allows; returns the steps."""
     groups = irpe.parameter_groups(
         model, weight_decay=0.05, lr=arguments.lr, table_lr=arguments.table_lr
     )
@@ -115,7 +131,10 @@ def train_model(model: nn.Module, data: Dataset, arguments: argparse.Namespace) 
         take_step(model, optimizer, batch, scale=0.01)
     seconds = (time.monotonic() - started) / TIMED_STEPS
     allowed = int(arguments.minutes * 60 / seconds)
-    steps = max(1, min(arguments.epochs * len(loader), allowed))
+    epochs = arguments.epochs or FEWEST_EPOCHS
+    wanted = epochs * len(loader)
+    wanted = wanted if arguments.epochs else max(wanted, FEWEST_STEPS)
+    steps = max(1, min(wanted, allowed))
     print(f"{seconds:.2f} s a step, {steps} steps: about {steps * seconds / 60:.1f} minutes")
     for step, batch in enumerate(islice(batches, steps)):
         scale = min(1.0, 10 * (step + 1) / steps) * (1 - step / steps)  # warm up, then go down
@@ -145,4 +164,7 @@ def accuracy(model: nn.Module, data: Dataset) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None

@@ -104,3 +104,19 @@ def test_without_a_network_the_example_does_not_wait(monkeypatch, capsys):
 def test_a_folder_without_classes_is_refused(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match="has 0 folders: at least two classes are needed"):
         run(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--encoding", "product-contextal-k"), "error: mode 'contextal' is not one of"),
+        (("--model", "deit_tny"), "error: --model 'deit_tny' is not a model of timm"),
+        (("--output", "full"), "error: --output full has files in it: choose a new folder"),
+    ],
+)
+def test_what_would_fail_late_is_refused_at_once(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/letter.txt").write_text("dear")
+    with pytest.raises(SystemExit, match=message):
+        run(monkeypatch, tmp_path / "missing", *arguments)
