@@ -26,6 +26,8 @@ def test_a_part_of_the_campaign(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*has no checksum")  # where the name of one is damaged
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # where there is one core
 @pytest.mark.parametrize("name", areas.AREAS)
 def test_the_campaign(name, tmp_path):
     check(name, areas.WHOLE, tmp_path)
