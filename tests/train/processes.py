@@ -56,7 +56,7 @@ def kill_again_and_again(start_run, path, times):
         while position(path) <= before:
             assert process.poll() is None, "the run ended before it could be killed"
             time.sleep(0.01)
-        time.sleep(moments.uniform(0, 0.3))
+        time.sleep(moments.uniform(0, 0.1))
         process.kill()
         process.wait()
         assert position(path) > before

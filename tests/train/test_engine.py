@@ -351,7 +351,7 @@ def test_a_signal_to_all_processes_of_a_run_with_workers_saves_it(tmp_path):
 LONG = """
 import sys
 from train.little import AUGMENTED, train
-train(sys.argv[1], AUGMENTED.replace(epochs=12, save_every=1))
+train(sys.argv[1], AUGMENTED.replace(epochs=24, save_every=1))
 """
 
 
@@ -362,7 +362,7 @@ def test_kill_9_at_any_moment_damages_nothing_and_loses_a_step_at_most(tmp_path)
     assert start("-c", LONG, tmp_path / "run").wait() == 0
     assert start("-c", LONG, tmp_path / "whole").wait() == 0
     killed, whole = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("run", "whole"))
-    assert position(path) == (12, 0)
+    assert position(path) == (24, 0)
     assert all(torch.equal(v, killed["model"][n]) for n, v in whole["model"].items())
     assert all(torch.equal(v, killed["average"][n]) for n, v in whole["average"].items())
     assert [r["top1"] for r in whole["history"]] == [r["top1"] for r in killed["history"]]

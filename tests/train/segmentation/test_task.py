@@ -165,7 +165,7 @@ def test_sliding_windows_are_another_score_of_the_same_model(data, whole):
 LONG = """
 import sys
 from train.streets import CONFIG, train
-train(sys.argv[1], sys.argv[2], CONFIG.replace(epochs=16))
+train(sys.argv[1], sys.argv[2], CONFIG.replace(epochs=32))
 """
 
 
