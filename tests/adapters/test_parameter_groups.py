@@ -160,3 +160,73 @@ def test_tables_that_are_alone_in_a_group_stay_there():
     assert (group["lr"], group["lr_scale"], len(group["params"])) == (1e-2, 7, len(tables))
     with pytest.raises(ValueError, match="table_lr = 0 must be"):
         irpe.scale_table_rates(optimizer, model, table_lr=0)
+
+
+def make_optimizer(model):
+    return create_optimizer_v2(model, opt="adamw", lr=1e-2, weight_decay=0.1)
+
+
+def layout(optimizer):
+    return [
+        {**group, "params": [id(p) for p in group["params"]]} for group in optimizer.param_groups
+    ]
+
+
+def scaled(model):
+    optimizer = make_optimizer(model)
+    irpe.scale_table_rates(optimizer, model)
+    return optimizer
+
+
+def scheduled(model):
+    optimizer = make_optimizer(model)
+    CosineLRScheduler(optimizer, t_initial=10)
+    return optimizer
+
+
+TOO_LATE = {
+    "scaled": (scaled, r"have 5\.0 times the rate .* already.* call one of them, once"),
+    "grouped": (
+        lambda model: torch.optim.AdamW(irpe.parameter_groups(model, 0.1, lr=1e-2, table_lr=3)),
+        "have 3 times the rate .* already",
+    ),
+    "scheduled": (scheduled, r"scheduler .* already .*call irpe\.scale_table_rates first, then"),
+    "of a copy": (
+        lambda model: make_optimizer(copy.deepcopy(model)),
+        "does not have 6 of 6 tables .* make the optimizer after",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), TOO_LATE.values(), ids=TOO_LATE)
+def test_tables_do_not_get_their_rate_twice_or_too_late(make, message):
+    model = irpe.equip(make_vit(), SPEC)
+    optimizer = make(model)
+    before = layout(optimizer)
+    with pytest.raises(ValueError, match=message):
+        irpe.scale_table_rates(optimizer, model)
+    assert layout(optimizer) == before
+
+
+def test_an_optimizer_from_before_equipping_is_refused():
+    model = make_vit()
+    optimizer = make_optimizer(model)
+    irpe.equip(model, SPEC)
+    message = r"blocks\.0\.attn\.rpe\.\w+\.0: make the optimizer after irpe\.equip"
+    with pytest.raises(ValueError, match=message):
+        irpe.scale_table_rates(optimizer, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = ".rpe." not in name
+    irpe.scale_table_rates(optimizer, model)  # frozen tables need no rate
+
+
+def test_groups_with_names_keep_the_names_of_their_parameters():
+    model = irpe.equip(make_vit(), SPEC)
+    optimizer = torch.optim.AdamW(model.named_parameters(), 1e-2)
+    irpe.scale_table_rates(optimizer, model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    plain, tables = optimizer.param_groups
+    for group in (plain, tables):
+        assert group["param_names"] == [names[id(p)] for p in group["params"]]
+    assert set(tables["param_names"]) == {name for name in names.values() if ".rpe." in name}
+    optimizer.load_state_dict(optimizer.state_dict())

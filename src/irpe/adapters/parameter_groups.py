@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import compress
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 from irpe.adapters.equipped import table_names
 from irpe.core.rates import TABLE_LR
+
+_TABLE_LR = "table_lr"  # of a group: that its tables have their rate, and which
 
 
 def parameter_groups(
@@ -22,9 +25,10 @@ def parameter_groups(
 
     Tables do not decay, nor do biases, norms and what the model's own `no_weight_decay` names.
     They start at zero, and Adam moves an element by at most the learning rate in a step: in a short
-    training they need a higher rate than the weights. Groups carry it as `lr` alone, which the
-    schedulers of torch and timm keep in proportion to the model's. A plain model gets the same
-    groups without tables, so that a comparison with it needs no other line.
+    training they need a higher rate than the weights. Groups carry it as `lr`, which the schedulers
+    of torch and timm keep in proportion to the model's; that of the tables notes its multiple as
+    `table_lr`, which no optimizer reads. A plain model gets the same groups without tables, so that
+    a comparison with it needs no other line.
 
     Args:
         model: An equipped model: call it after `irpe.equip`, or the tables are not trained.
@@ -55,6 +59,9 @@ def parameter_groups(
 
     groups = group_parameters(model, settings)
     groups.sort(key=lambda group: (group["lr"] != rate, -group["weight_decay"]))
+    for group in groups:
+        if group["lr"] != rate:
+            group[_TABLE_LR] = factor
     return [_without_rate(group) for group in groups] if lr is None else groups
 
 
@@ -66,7 +73,7 @@ def scale_table_rates(
     `timm.optim.create_optimizer_v2` trains tables at the rate of the layer that they are in. Here
     they get groups of their own, with the settings of those that they leave and `lr_scale` times
     `table_lr`. timm's schedulers alone read `lr_scale`; with those of torch use
-    `parameter_groups`. Call it before a scheduler is made.
+    `parameter_groups`. Call it once, before a scheduler is made.
 
     Args:
         optimizer: What `create_optimizer_v2(model, ...)` returned, with layer decay or without.
@@ -82,17 +89,53 @@ def scale_table_rates(
         [1.0, 1.0, 5.0]
     """
     _check_rates(table_lr=table_lr)
-    tables = {id(model.get_parameter(name)) for name in table_names(model)}
+    named = {name: model.get_parameter(name) for name in table_names(model)}
+    tables = {id(table): name for name, table in named.items() if table.requires_grad}
+    _check_optimizer(optimizer, tables)
     for group in list(optimizer.param_groups):
-        chosen = [p for p in group["params"] if id(p) in tables]
-        if not chosen:
+        is_table = [id(p) in tables for p in group["params"]]
+        if not any(is_table):
             continue
-        own = {**group, "params": chosen, "lr_scale": group.get("lr_scale", 1.0) * table_lr}
-        group["params"] = [p for p in group["params"] if id(p) not in tables]
-        if group["params"]:
-            optimizer.add_param_group(own)
-        else:  # tables are alone in it
+        rate = {"lr_scale": group.get("lr_scale", 1.0) * table_lr, _TABLE_LR: table_lr}
+        own = {**group, **_choose(group, is_table), **rate}
+        if all(is_table):
             group.update(own)
+        else:
+            group.update(_choose(group, [not each for each in is_table]))
+            optimizer.add_param_group(own)
+
+
+def _choose(group: dict[str, Any], is_chosen: list[bool]) -> dict[str, Any]:
+    """Returns the lists of a group, of parameters and of their names if it has any, with some."""
+    names = [name for name in ("params", "param_names") if name in group]
+    return {name: list(compress(group[name], is_chosen)) for name in names}
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, tables: dict[int, str]) -> None:
+    """Raises an error if the tables are not in an optimizer, or if it is too late for their rate.
+
+    Args:
+        optimizer: The optimizer.
+        tables: The names of the tables that are trained, by identity.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for key, name in tables.items() if key not in groups]
+    if missing:
+        raise ValueError(
+            f"the optimizer does not have {len(missing)} of {len(tables)} tables of the model, the "
+            f"first is {missing[0]}: make the optimizer after irpe.equip, of the same model"
+        )
+    for group in (groups[key] for key in tables):
+        if _TABLE_LR in group:
+            raise ValueError(
+                f"the tables have {group[_TABLE_LR]} times the rate of the model already, from "
+                "irpe.scale_table_rates or irpe.parameter_groups(lr=...): call one of them, once"
+            )
+        if "initial_lr" in group:
+            raise ValueError(
+                "a scheduler of this optimizer was made already and would not read the rate of the "
+                "tables: call irpe.scale_table_rates first, then make the scheduler"
+            )
 
 
 def _check_rates(**rates: float) -> None:
