@@ -230,3 +230,71 @@ def test_groups_with_names_keep_the_names_of_their_parameters():
         assert group["param_names"] == [names[id(p)] for p in group["params"]]
     assert set(tables["param_names"]) == {name for name in names.values() if ".rpe." in name}
     optimizer.load_state_dict(optimizer.state_dict())
+
+
+class Attribute(nn.Module):
+    """A wrapper with a name of its own, as a LightningModule has."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.net = model
+
+
+class Forwarding(Attribute):
+    """A wrapper that has the attributes of the model in it, as that of torch.compile."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("net"), name)
+
+
+WRAPPERS = {
+    "attribute": Attribute,
+    "forwarding": Forwarding,
+    "compiled": torch.compile,
+    "data parallel": nn.DataParallel,
+    "averaged": torch.optim.swa_utils.AveragedModel,
+    "twice": lambda model: nn.DataParallel(torch.compile(model)),
+}
+
+
+def decayed_names(model, prefix=""):
+    groups = irpe.parameter_groups(model, 0.1, lr=1e-2)
+    names = {id(p): name.removeprefix(prefix) for name, p in model.named_parameters()}
+    return [names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize("make", [MODELS["vit"], MODELS["swin"]], ids=["vit", "swin"])
+def test_wrappers_decay_what_the_model_in_them_decays(make, wrap):
+    model = make()
+    expected = decayed_names(model)
+    wrapper = wrap(model)
+    first, _ = next(model.named_parameters())
+    prefix = next(name for name, _ in wrapper.named_parameters()).removesuffix(first)
+    assert decayed_names(wrapper, prefix) == expected
+
+
+@pytest.mark.parametrize("twin", [lambda m: m, copy.deepcopy], ids=["itself", "copy"])
+def test_a_no_weight_decay_that_a_model_was_given_is_kept(twin):
+    model = make_vit()
+    model.no_weight_decay = lambda: {"head.weight"}
+    given = model.no_weight_decay
+    irpe.equip(irpe.equip(model, SPEC, layers=[0]), SPEC, layers=[1])
+    tables = {name for name in model.state_dict() if ".rpe." in name}
+    assert twin(model).no_weight_decay() == {"head.weight"} | tables
+    assert "pos_embed" in decayed_names(model)
+    assert "head.weight" not in decayed_names(model)
+    irpe.unequip(model)
+    assert model.no_weight_decay is given
+
+
+@pytest.mark.parametrize("wrap", [Forwarding, torch.compile], ids=["forwarding", "compiled"])
+def test_wrappers_that_forward_attributes_can_be_equipped(wrap):
+    wrapper = irpe.equip(wrap(make_vit()), SPEC)
+    tables = {name for name, _ in wrapper.named_parameters() if ".rpe." in name}
+    assert wrapper.no_weight_decay() == make_vit().no_weight_decay() | tables
+    assert not tables & set(decayed_names(wrapper))
+    assert not [name for name in decayed_names(wrapper) if name.endswith("pos_embed")]

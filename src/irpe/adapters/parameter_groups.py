@@ -2,9 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import compress
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,7 +23,8 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Returns groups for an optimizer: parameters that decay, those that do not, and the tables.
 
-    Tables do not decay, nor do biases, norms and what the model's own `no_weight_decay` names.
+    Tables do not decay, nor do biases, norms and what the own `no_weight_decay` of the model, or of
+    a model in it, names.
     They start at zero, and Adam moves an element by at most the learning rate in a step: in a short
     training they need a higher rate than the weights. Groups carry it as `lr`, which the schedulers
     of torch and timm keep in proportion to the model's; that of the tables notes its multiple as
@@ -31,7 +32,8 @@ def parameter_groups(
     a comparison with it needs no other line.
 
     Args:
-        model: An equipped model: call it after `irpe.equip`, or the tables are not trained.
+        model: An equipped model, or a wrapper of one: call it after `irpe.equip`, or the tables are
+            not trained.
         weight_decay: The decay of the first group.
         lr: The learning rate of the model. Without it the groups carry no rate, and tables learn at
             the optimizer's own, in the second group.
@@ -53,8 +55,10 @@ def parameter_groups(
     rate = 1.0 if lr is None else lr
     _check_rates(lr=rate, table_lr=factor)
 
+    exempt = exempt_parameters(model)
+
     def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
-        decay = 0.0 if is_exempt(model, tables, name, parameter) else weight_decay
+        decay = 0.0 if id(parameter) in exempt else weight_decay
         return rate * factor if name in tables else rate, decay
 
     groups = group_parameters(model, settings)
@@ -144,17 +148,25 @@ def _check_rates(**rates: float) -> None:
             raise ValueError(f"{name} = {value} must be a finite number greater than 0")
 
 
-def is_exempt(model: nn.Module, tables: set[str], name: str, parameter: nn.Parameter) -> bool:
-    """Returns whether a parameter has no weight decay: tables, biases, norms, the model's own.
+def exempt_parameters(model: nn.Module) -> set[int]:
+    """Returns the parameters without weight decay, by identity: tables, biases, norms, the own.
+
+    Every module in a model is asked by its own `no_weight_decay`, whose names are those within it:
+    wrappers such as DDP, torch.compile and LightningModule put a prefix before them.
 
     Args:
-        model: The model.
-        tables: The names of its tables.
-        name: The parameter's name.
-        parameter: The parameter.
+        model: The model, or a wrapper of it.
     """
-    own: Any = getattr(model, "no_weight_decay", set[str])
-    return parameter.ndim <= 1 or name in tables or name in own()
+    tables = set(table_names(model))
+    named = list(model.named_parameters())
+    exempt = {id(p) for name, p in named if p.ndim <= 1 or name in tables}
+    for module in model.modules():
+        own: Any = getattr(module, "no_weight_decay", None)
+        if callable(own):
+            names = set(cast(Iterable[str], own()))
+            within = module.named_parameters(remove_duplicate=False)
+            exempt |= {id(p) for name, p in within if name in names}
+    return exempt
 
 
 def group_parameters(
