@@ -107,6 +107,26 @@ def test_rates_that_are_not_positive_are_errors(arguments, message):
         irpe.parameter_groups(irpe.equip(make_vit(), SPEC), 0.1, **arguments)
 
 
+@pytest.mark.parametrize("value", ["5", torch.tensor(5.0), True, [5.0]], ids=str)
+def test_settings_that_are_not_numbers_are_errors(value):
+    model = irpe.equip(make_vit(), SPEC)
+    for name in ("weight_decay", "lr", "table_lr"):
+        with pytest.raises(TypeError, match=rf"^{name} = .* is not a number: pass a float"):
+            irpe.parameter_groups(model, **{"weight_decay": 0.1, "lr": 1e-3, name: value})
+    with pytest.raises(TypeError, match=r"^table_lr = .* is not a number"):
+        irpe.scale_table_rates(make_optimizer(model), model, table_lr=value)
+    with pytest.raises(TypeError, match="weight_decay = None is not a number"):
+        irpe.parameter_groups(model, None)
+
+
+@pytest.mark.parametrize("value", [-1, -0.1, float("nan"), float("inf")])
+def test_weight_decays_that_are_negative_or_infinite_are_errors(value):
+    model = irpe.equip(make_vit(), SPEC)
+    with pytest.raises(ValueError, match=f"weight_decay = {value} must be a finite number of at"):
+        irpe.parameter_groups(model, value)
+    assert len(irpe.parameter_groups(model, 0)) == 1
+
+
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 def test_schedulers_of_torch_and_timm_keep_the_proportion():
     groups = irpe.parameter_groups(irpe.equip(make_vit(), SPEC), 0.1, lr=1e-2, table_lr=5)

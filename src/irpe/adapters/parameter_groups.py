@@ -4,6 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import compress
+from numbers import Real
 from typing import Any, cast
 
 import torch
@@ -46,7 +47,11 @@ def parameter_groups(
         >>> sorted({group["lr"] for group in optimizer.param_groups})
         [0.0001, 0.0005]
     """
-    tables = set(table_names(model))
+    rates = {"lr": lr, "table_lr": table_lr}
+    given = {name: value for name, value in rates.items() if value is not None}
+    _check_numbers(weight_decay=weight_decay, **given)
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise ValueError(f"weight_decay = {weight_decay} must be a finite number of at least 0")
     if lr is None and table_lr is not None:
         raise ValueError(
             f"table_lr = {table_lr} is a multiple of lr, which is missing: pass lr= too"
@@ -55,7 +60,7 @@ def parameter_groups(
     rate = 1.0 if lr is None else lr
     _check_rates(lr=rate, table_lr=factor)
 
-    exempt = exempt_parameters(model)
+    tables, exempt = set(table_names(model)), exempt_parameters(model)
 
     def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
         decay = 0.0 if id(parameter) in exempt else weight_decay
@@ -92,6 +97,7 @@ def scale_table_rates(
         >>> [group.get("lr_scale", 1.0) for group in optimizer.param_groups]
         [1.0, 1.0, 5.0]
     """
+    _check_numbers(table_lr=table_lr)
     _check_rates(table_lr=table_lr)
     named = {name: model.get_parameter(name) for name in table_names(model)}
     tables = {id(table): name for name, table in named.items() if table.requires_grad}
@@ -140,6 +146,12 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, tables: dict[int, str]) -
                 "a scheduler of this optimizer was made already and would not read the rate of the "
                 "tables: call irpe.scale_table_rates first, then make the scheduler"
             )
+
+
+def _check_numbers(**values: object) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} = {value!r} is not a number: pass a float or an int")
 
 
 def _check_rates(**rates: float) -> None:
