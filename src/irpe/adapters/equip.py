@@ -206,7 +206,7 @@ class NoWeightDecay:
         own: What is replaced: a method, or a function that the model or one in it was given.
     """
 
-    def __init__(self, model: nn.Module, own: Callable[[], Iterable[str]]) -> None:
+    def __init__(self, model: nn.Module, own: Callable[[], Any]) -> None:
         self.model, self.own = model, own
 
     def __call__(self) -> set[str]:
