@@ -292,6 +292,35 @@ def test_a_plain_model_is_not_saved(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+COMPILED = {
+    "equipped first": lambda: torch.compile(equipped(make_vit, {})),
+    "compiled first": lambda: perturb(irpe.equip(torch.compile(make_vit()), SPEC)),
+}
+
+
+@pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
+def test_of_a_compiled_model_the_model_inside_is_saved(tmp_path, make):
+    irpe.save_equipped(make(), tmp_path / "model")
+    assert_equal(irpe.load_equipped(tmp_path / "model"), equipped(make_vit, {}), images())
+    plain = irpe.load_equipped(tmp_path / "model", model=make_vit())
+    assert_equal(plain, equipped(make_vit, {}), images())
+
+
+WRAPPERS = {
+    "data parallel": (nn.DataParallel, "DataParallel .*model.module, path"),
+    "averaged": (torch.optim.swa_utils.AveragedModel, "AveragedModel .*model.module, path"),
+    "an attribute": (lambda model: nn.ModuleDict({"net": model}), "ModuleDict .*model.net, path"),
+    "compiled": (lambda model: torch.compile(nn.DataParallel(model)), "model._orig_mod.module, "),
+}
+
+
+@pytest.mark.parametrize(("wrap", "message"), WRAPPERS.values(), ids=WRAPPERS)
+def test_of_a_wrapper_the_error_says_which_module_to_save(tmp_path, wrap, message):
+    with pytest.raises(ValueError, match=message):
+        irpe.save_equipped(wrap(equipped(make_vit, {})), tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+
 BAD_DESCRIPTIONS = {
     "empty": "",
     "cut off": '{"format": 1, "equip',

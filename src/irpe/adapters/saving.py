@@ -6,7 +6,7 @@ all; whatever else is in the directory stays.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from irpe.adapters.equip import apply_equipment
-from irpe.adapters.equipped import Equipment, equipment_of
+from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of
 from irpe.adapters.hosts import host_named, hosts_of
 from irpe.adapters.unequip import remember_undo, removed_by
 from irpe.core.encodings import parse_encoding
@@ -34,14 +34,17 @@ from irpe.files import (
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
 # Attributes in which equal models can differ: the state that a module is in.
-_STATE_ATTRIBUTES = {"training", "grad_checkpointing", "_is_accelerate_prepared"}
+_STATE_ATTRIBUTES = {
+    "training", "grad_checkpointing", "_is_accelerate_prepared", "_is_torch_compile",
+    EQUIPMENT,  # which a wrapper of torch.compile may have instead
+}  # fmt: skip
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Writes an equipped model to a directory; one that is there already is replaced.
 
     Args:
-        model: A model that `equip` returned.
+        model: A model that `equip` returned, or `torch.compile` of one.
         path: The directory. Other files in it stay as they are.
 
     Examples:
@@ -52,13 +55,8 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     equipment = equipment_of(model)
-    if not equipment:
-        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        raise ValueError(
-            "the model has adapters of PEFT: save these with model.save_pretrained, or merge them "
-            "first, irpe.save_equipped(model.merge_and_unload(), path)"
-        )
+    _check_model(model, equipment)
+    model = _uncompiled(model)
     _check_directory(path)
     tensors = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -67,7 +65,7 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     description = {
         "format": _FORMAT,
         "equipment": [call.to_dict() for call in equipment],
-        "host": _describe(model),
+        "host": _describe(model, equipment),
         "tensors": tensor_checksum(tensors),
     }
     text, data = to_json(description), to_safetensors(tensors)
@@ -126,6 +124,38 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     return model.eval()
 
 
+def _check_model(model: nn.Module, equipment: Sequence[Equipment]) -> None:
+    """Raises an error if a model cannot be saved as it is, and says which one can."""
+    if not equipment:
+        inside = [name for name, module in model.named_modules() if equipment_of(module)]
+        if inside:
+            raise ValueError(
+                f"{type(model).__qualname__} is not an equipped model, but has one in it: "
+                f"irpe.save_equipped(model.{inside[0]}, path)"
+            )
+        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            "the model has adapters of PEFT: save these with model.save_pretrained, or merge them "
+            "first, irpe.save_equipped(model.merge_and_unload(), path)"
+        )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "full_tensor"):  # DTensor
+            raise ValueError(
+                f"the model is sharded, {name} is a DTensor: gather it in all processes, state = "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
+                "StateDictOptions(full_state_dict=True, cpu_offload=True)), then in the first "
+                "process load_state_dict(state) of the same model, equipped and not sharded, and "
+                "save that"
+            )
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """Returns the model in a wrapper of torch.compile, whose names have a prefix."""
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else _uncompiled(inner)
+
+
 def _check_directory(path: Path) -> None:
     """Raises an error if a path holds something else, so that a model is not mixed with it."""
     ours = (_DESCRIPTION, _TENSORS)
@@ -140,7 +170,7 @@ def _check_directory(path: Path) -> None:
         )
 
 
-def _describe(model: nn.Module) -> dict[str, Any] | None:
+def _describe(model: nn.Module, equipment: Sequence[Equipment]) -> dict[str, Any] | None:
     """Returns what a host needs to build the plain model again, or `None` if none can.
 
     Libraries do not record all arguments of a model, so a description counts only if the model that
@@ -155,7 +185,7 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
         try:
             with torch.device("meta"):
                 twin = _build(description, Path())
-            for call in equipment_of(model):
+            for call in equipment:
                 apply_equipment(twin, call)
         except ValueError:  # it was made with arguments that the library does not record
             continue
