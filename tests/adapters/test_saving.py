@@ -231,14 +231,33 @@ def test_other_files_in_the_directory_of_an_older_save_stay(saved):
     assert_equal(irpe.load_equipped(path), new, images())
 
 
-@pytest.mark.parametrize("left", [[], [".model.safetensors.a1b2"], ["model.safetensors"]])
+@pytest.mark.parametrize("left", [None, ".model.safetensors.a1b2", "model.safetensors"])
 def test_what_a_killed_save_left_is_completed(tmp_path, left):
     (tmp_path / "model").mkdir()
-    for name in left:
-        (tmp_path / "model" / name).write_text("half")
+    if left is not None:
+        is_whole = not left.startswith(".")
+        content = to_safetensors({"old": torch.ones(2)}) if is_whole else b"half"
+        (tmp_path / "model" / left).write_bytes(content)
     model = equipped(make_vit, {})
     irpe.save_equipped(model, tmp_path / "model")
     assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
+
+
+FOREIGN = {
+    "safetensors": safetensors.torch.save({"theirs": torch.ones(2)}),
+    "with metadata": safetensors.torch.save({"theirs": torch.ones(2)}, {"format": "pt"}),
+    "something else": b"half",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_tensors_of_another_program_are_not_overwritten(tmp_path, content):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "model.safetensors").write_bytes(content)
+    with pytest.raises(FileExistsError, match="theirs exists and is not an equipped model"):
+        irpe.save_equipped(equipped(make_vit, {}), tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "model.safetensors").read_bytes() == content
+    assert os.listdir(tmp_path / "theirs") == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["there", "dangling"])

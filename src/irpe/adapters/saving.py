@@ -24,6 +24,7 @@ from irpe.core.encodings import parse_encoding
 from irpe.extras import require
 from irpe.files import (
     check_json,
+    is_ours,
     read_safetensors,
     tensor_checksum,
     to_json,
@@ -158,16 +159,22 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 def _check_directory(path: Path) -> None:
     """Raises an error if a path holds something else, so that a model is not mixed with it."""
-    ours = (_DESCRIPTION, _TENSORS)
     if (path / _DESCRIPTION).is_file() or not path.exists():
         return
-    hidden = tuple(f".{name}." for name in ours)  # of a save that was killed
-    if not path.is_dir() or any(
-        file.name not in ours and not file.name.startswith(hidden) for file in path.iterdir()
-    ):
+    if not path.is_dir() or not all(map(_is_of_a_killed_save, path.iterdir())):
         raise FileExistsError(
             f"{path} exists and is not an equipped model: choose another path, or remove it first"
         )
+
+
+def _is_of_a_killed_save(file: Path) -> bool:
+    """Returns whether a save that was killed left a file: hidden ones, or the tensors alone.
+
+    A link of one of the two names that leads nowhere yet is followed.
+    """
+    if file.name == _TENSORS:
+        return not file.exists() or is_ours(file)
+    return file.name == _DESCRIPTION or file.name.startswith((f".{_DESCRIPTION}.", f".{_TENSORS}."))
 
 
 def _describe(model: nn.Module, equipment: Sequence[Equipment]) -> dict[str, Any] | None:
