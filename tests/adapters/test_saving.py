@@ -163,6 +163,34 @@ def test_blocks_with_different_encodings(tmp_path):
     assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
 
 
+def in_dtypes(backbone, tables):
+    model = equipped(make_vit, {}).to(backbone)
+    for block in model.blocks:
+        block.attn.rpe.to(tables)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("backbone", "tables"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float64, torch.float32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("plain", [None, torch.float32, torch.bfloat16], ids=str)
+def test_every_tensor_keeps_its_dtype(tmp_path, backbone, tables, plain):
+    model = in_dtypes(backbone, tables)
+    irpe.save_equipped(model, tmp_path / "model")
+    passed = None if plain is None else make_vit().to(plain)
+    state = irpe.load_equipped(tmp_path / "model", model=passed).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert state[name].dtype == tensor.dtype == (tables if ".rpe." in name else backbone)
+        assert torch.equal(state[name], tensor), name
+
+
 def test_the_implementation_is_kept(tmp_path):
     model = irpe.equip(make_vit(), SPEC, impl="reference")
     irpe.save_equipped(model, tmp_path / "model")

@@ -6,6 +6,7 @@ all; whatever else is in the directory stays.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -88,6 +89,8 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
 def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
     """Returns the equipped model that `save_equipped` wrote, in eval mode.
 
+    Every tensor has the dtype in which it was saved.
+
     Args:
         path: The directory; one that `save_pretrained` of transformers wrote will do too.
         model: A plain model of the same kind, for models that cannot be built from a description
@@ -112,8 +115,6 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
             )
     if model is None:
         model = _build(description["host"], path)
-        dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-        model = model.to(dtypes.pop()) if len(dtypes) == 1 else model
     with ExitStack() as undo:
         undo.push(_equip_all(description, path / _DESCRIPTION, model))
         check_tensors(model, tensors, path)
@@ -121,6 +122,7 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         if not removed_by(calls):
             remember_undo(model, undo.pop_all(), len(calls))
         undo.pop_all()
+    _cast(model, tensors)
     model.load_state_dict(tensors)
     return model.eval()
 
@@ -321,6 +323,23 @@ def check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path
             f"{path} does not fit the model in {len(wrong)} tensors, the first is {name}: the file "
             f"has {read.get(name, 'none')}, the model {own.get(name, 'none')}"
         )
+
+
+def _cast(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Gives every tensor of a model the dtype in which it was saved.
+
+    Where one differs, buffers that are not saved get the dtype of most saved elements.
+    """
+    own = model.state_dict(keep_vars=True)
+    if all(tensor.dtype == tensors[name].dtype for name, tensor in own.items()):
+        return
+    sizes = Counter[torch.dtype]()
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] += tensor.numel()
+    model.to(sizes.most_common(1)[0][0])
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        tensor.data = tensor.data.to(tensors[name].dtype)
 
 
 def _layouts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
