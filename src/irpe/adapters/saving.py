@@ -94,7 +94,8 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     Args:
         path: The directory; one that `save_pretrained` of transformers wrote will do too.
         model: A plain model of the same kind, for models that cannot be built from a description
-            (those of torch.nn, and models inside others); it is equipped and filled in place.
+            (those of torch.nn, models inside others, and classes of your own); it is equipped and
+            filled in place.
 
     Examples:
         >>> import irpe, tempfile, timm
@@ -263,11 +264,9 @@ def _read_pretrained(
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     require("transformers", "transformers")
     host = host_named("transformers")
-    if model is not None:
-        raise ValueError(f"{path / 'config.json'} names the model: leave model= out")
     description = host.read_config(path)
     equip = partial(_equip_all, description, path / "config.json")
-    return description, host.read_tensors(path, description["host"]["arguments"], equip)
+    return description, host.read_tensors(path, description["host"]["arguments"], equip, model)
 
 
 def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> ExitStack:
