@@ -316,6 +316,30 @@ def test_a_failing_write_leaves_what_was_there(tmp_path, saved, monkeypatch, ste
     assert_equal(irpe.load_equipped(path), old, images())
 
 
+@pytest.mark.parametrize("step", ["tensors", "first rename"])
+def test_a_failing_write_leaves_no_new_folder(tmp_path, monkeypatch, step):
+    (tmp_path / "a").mkdir()
+    fail_at(monkeypatch, step)
+    with pytest.raises(OSError, match="disk is full"):
+        irpe.save_equipped(equipped(make_vit, {}), tmp_path / "a" / "b" / "c" / "d")
+    assert os.listdir(tmp_path) == ["a"]
+    assert os.listdir(tmp_path / "a") == []
+
+
+def test_folders_that_cannot_be_made_leave_none(tmp_path, monkeypatch):
+    make_folder = os.mkdir
+
+    def fail(path, *arguments):
+        if os.path.basename(path) == "c" and os.path.isdir(os.path.dirname(path)):
+            raise PermissionError("read-only")
+        make_folder(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", fail)
+    with pytest.raises(PermissionError, match="read-only"):
+        irpe.save_equipped(equipped(make_vit, {}), tmp_path / "a" / "b" / "c")
+    assert os.listdir(tmp_path) == []
+
+
 def fail_at(monkeypatch, step):
     """Makes one of the steps of a save fail half-way."""
 

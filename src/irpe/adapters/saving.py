@@ -7,8 +7,8 @@ all; whatever else is in the directory stays.
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -71,18 +71,30 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         "tensors": tensor_checksum(tensors),
     }
     text, data = to_json(description), to_safetensors(tensors)
-    folder, is_new = Path(os.path.realpath(path)), not path.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with _new_folder(Path(os.path.realpath(path))):
         write_together(
             {
                 path / _TENSORS: lambda file: file.write(data),
                 path / _DESCRIPTION: lambda file: file.write(text.encode()),
             }
         )
+
+
+@contextmanager
+def _new_folder(path: Path) -> Generator[None]:
+    """Makes a folder and those above it; removes those that are new and empty if there is an error.
+
+    Args:
+        path: The folder.
+    """
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
     except BaseException:
-        if is_new:
-            folder.rmdir()
+        for folder in new:
+            with suppress(OSError):  # it was not made, or somebody else uses it
+                folder.rmdir()
         raise
 
 
