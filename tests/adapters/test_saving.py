@@ -392,6 +392,19 @@ def test_of_a_wrapper_the_error_says_which_module_to_save(tmp_path, wrap, messag
     assert os.listdir(tmp_path) == []
 
 
+def test_models_without_values_are_neither_filled_nor_saved(saved):
+    path, model = saved
+    with torch.device("meta"):
+        plain = timm.create_model("vit_tiny_patch16_224", depth=2)
+    before = state_of(plain)
+    with pytest.raises(ValueError, match=r"cls_token of the model is on the meta device.* CPU"):
+        irpe.load_equipped(path, model=plain)
+    assert state_of(plain) == before
+    with pytest.raises(ValueError, match="cls_token of the model is on the meta device"):
+        irpe.save_equipped(irpe.equip(plain, SPEC), path)
+    assert_equal(irpe.load_equipped(path), model, images())
+
+
 BAD_DESCRIPTIONS = {
     "empty": "",
     "cut off": '{"format": 1, "equip',

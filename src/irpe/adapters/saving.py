@@ -117,6 +117,8 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         ...     same = irpe.load_equipped(f"{folder}/model")
     """
     path = Path(path)
+    if model is not None:
+        _check_values(model)
     if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():
         description, tensors = _read_pretrained(path, model)
     else:
@@ -155,6 +157,7 @@ def _check_model(model: nn.Module, equipment: Sequence[Equipment]) -> None:
             "the model has adapters of PEFT: save these with model.save_pretrained, or merge them "
             "first, irpe.save_equipped(model.merge_and_unload(), path)"
         )
+    _check_values(model)
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "full_tensor"):  # DTensor
             raise ValueError(
@@ -163,6 +166,16 @@ def _check_model(model: nn.Module, equipment: Sequence[Equipment]) -> None:
                 "StateDictOptions(full_state_dict=True, cpu_offload=True)), then in the first "
                 "process load_state_dict(state) of the same model, equipped and not sharded, and "
                 "save that"
+            )
+
+
+def _check_values(model: nn.Module) -> None:
+    """Raises an error if a tensor of a model has a shape, but no values."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name} of the model is on the meta device, where tensors have no values: build "
+                "the model on the CPU or another device"
             )
 
 
