@@ -297,6 +297,25 @@ def test_classes_of_a_user_are_passed(tmp_path, width):
     assert torch.equal(again(x), model(x))
 
 
+@pytest.mark.parametrize(
+    ("backbone", "tables"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)],
+    ids=["wide tables", "narrow tables"],
+)
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "5KB"}], ids=["whole", "shards"])
+def test_tables_keep_a_dtype_of_their_own(tmp_path, backbone, tables, shards):
+    model = equipped(make_dinov2).to(backbone)
+    for name in table_names(model):
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.data.to(tables).mul_(1 / 3)
+    model.save_pretrained(tmp_path, **shards)
+    assert len(list(tmp_path.glob("*.safetensors"))) > len(shards)
+    state = irpe.load_equipped(tmp_path).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert state[name].dtype == tensor.dtype, name
+        assert torch.equal(state[name], tensor), name
+
+
 OTHERS = {
     "another class": (make_dinov2, "does not fit the Dinov2ForImageClassification in model="),
     "another size": (lambda: make_vit(hidden_size=16), "does not fit"),

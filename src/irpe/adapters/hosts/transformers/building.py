@@ -3,13 +3,15 @@
 import copy
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -166,7 +168,20 @@ def read_tensors(
                 f"{path} does not fit {fits}: {problem.replace('_', ' ')} "
                 f"{sorted(map(str, names))[0]} and {len(names) - 1} more"
             )
-    return model.state_dict()
+    return _in_saved_dtypes(path, model.state_dict())
+
+
+def _in_saved_dtypes(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors as they are in the files: transformers reads all of them in one dtype."""
+    saved = dict(tensors)
+    for file in path.glob("model*.safetensors"):
+        # One that is damaged is not of this model: transformers has read all that are.
+        with suppress(SafetensorError), safe_open(file, framework="pt") as opened:
+            for name in tensors.keys() & set(opened.keys()):
+                tensor, read = opened.get_tensor(name), tensors[name]
+                if tensor.dtype != read.dtype and torch.equal(tensor.to(read.dtype), read):
+                    saved[name] = tensor
+    return saved
 
 
 def _without_values(model: nn.Module) -> nn.Module:
