@@ -120,6 +120,17 @@ def read_safetensors(path: Path) -> "dict[str, Tensor]":
     return tensors
 
 
+def is_ours(path: Path) -> bool:
+    """Returns whether a file is one that `to_safetensors` made, by its header alone."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _CHECKSUM in (file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 def tensor_checksum(tensors: "Mapping[str, Tensor]") -> str:
     """Returns a checksum of names, types, shapes and elements."""
     import torch

@@ -107,6 +107,26 @@ def test_rates_that_are_not_positive_are_errors(arguments, message):
         irpe.parameter_groups(irpe.equip(make_vit(), SPEC), 0.1, **arguments)
 
 
+@pytest.mark.parametrize("value", ["5", torch.tensor(5.0), True, [5.0]], ids=str)
+def test_settings_that_are_not_numbers_are_errors(value):
+    model = irpe.equip(make_vit(), SPEC)
+    for name in ("weight_decay", "lr", "table_lr"):
+        with pytest.raises(TypeError, match=rf"^{name} = .* is not a number: pass a float"):
+            irpe.parameter_groups(model, **{"weight_decay": 0.1, "lr": 1e-3, name: value})
+    with pytest.raises(TypeError, match=r"^table_lr = .* is not a number"):
+        irpe.scale_table_rates(make_optimizer(model), model, table_lr=value)
+    with pytest.raises(TypeError, match="weight_decay = None is not a number"):
+        irpe.parameter_groups(model, None)
+
+
+@pytest.mark.parametrize("value", [-1, -0.1, float("nan"), float("inf")])
+def test_weight_decays_that_are_negative_or_infinite_are_errors(value):
+    model = irpe.equip(make_vit(), SPEC)
+    with pytest.raises(ValueError, match=f"weight_decay = {value} must be a finite number of at"):
+        irpe.parameter_groups(model, value)
+    assert len(irpe.parameter_groups(model, 0)) == 1
+
+
 @pytest.mark.filterwarnings("ignore:.*lr_scheduler.step.*:UserWarning")
 def test_schedulers_of_torch_and_timm_keep_the_proportion():
     groups = irpe.parameter_groups(irpe.equip(make_vit(), SPEC), 0.1, lr=1e-2, table_lr=5)
@@ -160,3 +180,141 @@ def test_tables_that_are_alone_in_a_group_stay_there():
     assert (group["lr"], group["lr_scale"], len(group["params"])) == (1e-2, 7, len(tables))
     with pytest.raises(ValueError, match="table_lr = 0 must be"):
         irpe.scale_table_rates(optimizer, model, table_lr=0)
+
+
+def make_optimizer(model):
+    return create_optimizer_v2(model, opt="adamw", lr=1e-2, weight_decay=0.1)
+
+
+def layout(optimizer):
+    return [
+        {**group, "params": [id(p) for p in group["params"]]} for group in optimizer.param_groups
+    ]
+
+
+def scaled(model):
+    optimizer = make_optimizer(model)
+    irpe.scale_table_rates(optimizer, model)
+    return optimizer
+
+
+def scheduled(model):
+    optimizer = make_optimizer(model)
+    CosineLRScheduler(optimizer, t_initial=10)
+    return optimizer
+
+
+TOO_LATE = {
+    "scaled": (scaled, r"have 5\.0 times the rate .* already.* call one of them, once"),
+    "grouped": (
+        lambda model: torch.optim.AdamW(irpe.parameter_groups(model, 0.1, lr=1e-2, table_lr=3)),
+        "have 3 times the rate .* already",
+    ),
+    "scheduled": (scheduled, r"scheduler .* already .*call irpe\.scale_table_rates first, then"),
+    "of a copy": (
+        lambda model: make_optimizer(copy.deepcopy(model)),
+        "does not have 6 of 6 tables .* make the optimizer after",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), TOO_LATE.values(), ids=TOO_LATE)
+def test_tables_do_not_get_their_rate_twice_or_too_late(make, message):
+    model = irpe.equip(make_vit(), SPEC)
+    optimizer = make(model)
+    before = layout(optimizer)
+    with pytest.raises(ValueError, match=message):
+        irpe.scale_table_rates(optimizer, model)
+    assert layout(optimizer) == before
+
+
+def test_an_optimizer_from_before_equipping_is_refused():
+    model = make_vit()
+    optimizer = make_optimizer(model)
+    irpe.equip(model, SPEC)
+    message = r"blocks\.0\.attn\.rpe\.\w+\.0: make the optimizer after irpe\.equip"
+    with pytest.raises(ValueError, match=message):
+        irpe.scale_table_rates(optimizer, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = ".rpe." not in name
+    irpe.scale_table_rates(optimizer, model)  # frozen tables need no rate
+
+
+def test_groups_with_names_keep_the_names_of_their_parameters():
+    model = irpe.equip(make_vit(), SPEC)
+    optimizer = torch.optim.AdamW(model.named_parameters(), 1e-2)
+    irpe.scale_table_rates(optimizer, model)
+    names = {id(p): name for name, p in model.named_parameters()}
+    plain, tables = optimizer.param_groups
+    for group in (plain, tables):
+        assert group["param_names"] == [names[id(p)] for p in group["params"]]
+    assert set(tables["param_names"]) == {name for name in names.values() if ".rpe." in name}
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
+class Attribute(nn.Module):
+    """A wrapper with a name of its own, as a LightningModule has."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.net = model
+
+
+class Forwarding(Attribute):
+    """A wrapper that has the attributes of the model in it, as that of torch.compile."""
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("net"), name)
+
+
+WRAPPERS = {
+    "attribute": Attribute,
+    "forwarding": Forwarding,
+    "compiled": torch.compile,
+    "data parallel": nn.DataParallel,
+    "averaged": torch.optim.swa_utils.AveragedModel,
+    "twice": lambda model: nn.DataParallel(torch.compile(model)),
+}
+
+
+def decayed_names(model, prefix=""):
+    groups = irpe.parameter_groups(model, 0.1, lr=1e-2)
+    names = {id(p): name.removeprefix(prefix) for name, p in model.named_parameters()}
+    return [names[id(p)] for group in groups if group["weight_decay"] for p in group["params"]]
+
+
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
+@pytest.mark.parametrize("make", [MODELS["vit"], MODELS["swin"]], ids=["vit", "swin"])
+def test_wrappers_decay_what_the_model_in_them_decays(make, wrap):
+    model = make()
+    expected = decayed_names(model)
+    wrapper = wrap(model)
+    first, _ = next(model.named_parameters())
+    prefix = next(name for name, _ in wrapper.named_parameters()).removesuffix(first)
+    assert decayed_names(wrapper, prefix) == expected
+
+
+@pytest.mark.parametrize("twin", [lambda m: m, copy.deepcopy], ids=["itself", "copy"])
+def test_a_no_weight_decay_that_a_model_was_given_is_kept(twin):
+    model = make_vit()
+    model.no_weight_decay = lambda: {"head.weight"}
+    given = model.no_weight_decay
+    irpe.equip(irpe.equip(model, SPEC, layers=[0]), SPEC, layers=[1])
+    tables = {name for name in model.state_dict() if ".rpe." in name}
+    assert twin(model).no_weight_decay() == {"head.weight"} | tables
+    assert "pos_embed" in decayed_names(model)
+    assert "head.weight" not in decayed_names(model)
+    irpe.unequip(model)
+    assert model.no_weight_decay is given
+
+
+@pytest.mark.parametrize("wrap", [Forwarding, torch.compile], ids=["forwarding", "compiled"])
+def test_wrappers_that_forward_attributes_can_be_equipped(wrap):
+    wrapper = irpe.equip(wrap(make_vit()), SPEC)
+    tables = {name for name, _ in wrapper.named_parameters() if ".rpe." in name}
+    assert wrapper.no_weight_decay() == make_vit().no_weight_decay() | tables
+    assert not tables & set(decayed_names(wrapper))
+    assert not [name for name in decayed_names(wrapper) if name.endswith("pos_embed")]

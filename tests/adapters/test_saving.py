@@ -163,6 +163,34 @@ def test_blocks_with_different_encodings(tmp_path):
     assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
 
 
+def in_dtypes(backbone, tables):
+    model = equipped(make_vit, {}).to(backbone)
+    for block in model.blocks:
+        block.attn.rpe.to(tables)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("backbone", "tables"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+        (torch.float64, torch.float32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("plain", [None, torch.float32, torch.bfloat16], ids=str)
+def test_every_tensor_keeps_its_dtype(tmp_path, backbone, tables, plain):
+    model = in_dtypes(backbone, tables)
+    irpe.save_equipped(model, tmp_path / "model")
+    passed = None if plain is None else make_vit().to(plain)
+    state = irpe.load_equipped(tmp_path / "model", model=passed).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert state[name].dtype == tensor.dtype == (tables if ".rpe." in name else backbone)
+        assert torch.equal(state[name], tensor), name
+
+
 def test_the_implementation_is_kept(tmp_path):
     model = irpe.equip(make_vit(), SPEC, impl="reference")
     irpe.save_equipped(model, tmp_path / "model")
@@ -231,14 +259,33 @@ def test_other_files_in_the_directory_of_an_older_save_stay(saved):
     assert_equal(irpe.load_equipped(path), new, images())
 
 
-@pytest.mark.parametrize("left", [[], [".model.safetensors.a1b2"], ["model.safetensors"]])
+@pytest.mark.parametrize("left", [None, ".model.safetensors.a1b2", "model.safetensors"])
 def test_what_a_killed_save_left_is_completed(tmp_path, left):
     (tmp_path / "model").mkdir()
-    for name in left:
-        (tmp_path / "model" / name).write_text("half")
+    if left is not None:
+        is_whole = not left.startswith(".")
+        content = to_safetensors({"old": torch.ones(2)}) if is_whole else b"half"
+        (tmp_path / "model" / left).write_bytes(content)
     model = equipped(make_vit, {})
     irpe.save_equipped(model, tmp_path / "model")
     assert_equal(irpe.load_equipped(tmp_path / "model"), model, images())
+
+
+FOREIGN = {
+    "safetensors": safetensors.torch.save({"theirs": torch.ones(2)}),
+    "with metadata": safetensors.torch.save({"theirs": torch.ones(2)}, {"format": "pt"}),
+    "something else": b"half",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_tensors_of_another_program_are_not_overwritten(tmp_path, content):
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "model.safetensors").write_bytes(content)
+    with pytest.raises(FileExistsError, match="theirs exists and is not an equipped model"):
+        irpe.save_equipped(equipped(make_vit, {}), tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "model.safetensors").read_bytes() == content
+    assert os.listdir(tmp_path / "theirs") == ["model.safetensors"]
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["there", "dangling"])
@@ -269,6 +316,30 @@ def test_a_failing_write_leaves_what_was_there(tmp_path, saved, monkeypatch, ste
     assert_equal(irpe.load_equipped(path), old, images())
 
 
+@pytest.mark.parametrize("step", ["tensors", "first rename"])
+def test_a_failing_write_leaves_no_new_folder(tmp_path, monkeypatch, step):
+    (tmp_path / "a").mkdir()
+    fail_at(monkeypatch, step)
+    with pytest.raises(OSError, match="disk is full"):
+        irpe.save_equipped(equipped(make_vit, {}), tmp_path / "a" / "b" / "c" / "d")
+    assert os.listdir(tmp_path) == ["a"]
+    assert os.listdir(tmp_path / "a") == []
+
+
+def test_folders_that_cannot_be_made_leave_none(tmp_path, monkeypatch):
+    make_folder = os.mkdir
+
+    def fail(path, *arguments):
+        if os.path.basename(path) == "c" and os.path.isdir(os.path.dirname(path)):
+            raise PermissionError("read-only")
+        make_folder(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", fail)
+    with pytest.raises(PermissionError, match="read-only"):
+        irpe.save_equipped(equipped(make_vit, {}), tmp_path / "a" / "b" / "c")
+    assert os.listdir(tmp_path) == []
+
+
 def fail_at(monkeypatch, step):
     """Makes one of the steps of a save fail half-way."""
 
@@ -290,6 +361,48 @@ def test_a_plain_model_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match=r"call irpe\.equip"):
         irpe.save_equipped(make_vit(), tmp_path / "model")
     assert os.listdir(tmp_path) == []
+
+
+COMPILED = {
+    "equipped first": lambda: torch.compile(equipped(make_vit, {})),
+    "compiled first": lambda: perturb(irpe.equip(torch.compile(make_vit()), SPEC)),
+}
+
+
+@pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
+def test_of_a_compiled_model_the_model_inside_is_saved(tmp_path, make):
+    irpe.save_equipped(make(), tmp_path / "model")
+    assert_equal(irpe.load_equipped(tmp_path / "model"), equipped(make_vit, {}), images())
+    plain = irpe.load_equipped(tmp_path / "model", model=make_vit())
+    assert_equal(plain, equipped(make_vit, {}), images())
+
+
+WRAPPERS = {
+    "data parallel": (nn.DataParallel, "DataParallel .*model.module, path"),
+    "averaged": (torch.optim.swa_utils.AveragedModel, "AveragedModel .*model.module, path"),
+    "an attribute": (lambda model: nn.ModuleDict({"net": model}), "ModuleDict .*model.net, path"),
+    "compiled": (lambda model: torch.compile(nn.DataParallel(model)), "model._orig_mod.module, "),
+}
+
+
+@pytest.mark.parametrize(("wrap", "message"), WRAPPERS.values(), ids=WRAPPERS)
+def test_of_a_wrapper_the_error_says_which_module_to_save(tmp_path, wrap, message):
+    with pytest.raises(ValueError, match=message):
+        irpe.save_equipped(wrap(equipped(make_vit, {})), tmp_path / "model")
+    assert os.listdir(tmp_path) == []
+
+
+def test_models_without_values_are_neither_filled_nor_saved(saved):
+    path, model = saved
+    with torch.device("meta"):
+        plain = timm.create_model("vit_tiny_patch16_224", depth=2)
+    before = state_of(plain)
+    with pytest.raises(ValueError, match=r"cls_token of the model is on the meta device.* CPU"):
+        irpe.load_equipped(path, model=plain)
+    assert state_of(plain) == before
+    with pytest.raises(ValueError, match="cls_token of the model is on the meta device"):
+        irpe.save_equipped(irpe.equip(plain, SPEC), path)
+    assert_equal(irpe.load_equipped(path), model, images())
 
 
 BAD_DESCRIPTIONS = {

@@ -91,6 +91,19 @@ def test_training_saving_and_resuming(tmp_path):
     assert_same(resumed, model)
 
 
+class OwnForImageClassification(transformers.Dinov2ForImageClassification):
+    """A class of a user; transformers takes the loss from its name."""
+
+
+def test_a_checkpoint_of_a_class_of_a_user_is_loaded_into_one(tmp_path):
+    model = equipped(OwnForImageClassification(make_dinov2().config), fill=False)
+    make_trainer(model, tmp_path).train()
+    loaded = irpe.load_equipped(
+        tmp_path / "checkpoint-4", model=OwnForImageClassification(make_dinov2().config)
+    )
+    assert_same(loaded, model)
+
+
 MODELS = {"DINOv2": make_dinov2, "ViT": make_transformers_vit}
 KINDS = ["equipped", "plain", "plain, by the names of the model"]
 

@@ -9,9 +9,15 @@ import torch.distributed as dist
 from adapters.small_models import images, make_vit
 from finetuning.small import equipped, tables_of
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+import irpe
 
 BATCH = images(32, 48, batch=4)
 
@@ -83,6 +89,25 @@ def check_round_trip(folder):
         torch.testing.assert_close(other(BATCH).detach(), expected)
 
 
+def check_that_gathered_models_are_saved(folder):
+    """What the error of `save_equipped` asks for, step by step."""
+    model = shard(make())
+    with torch.no_grad():
+        for table in tables_of(model).values():
+            table.add_(1.0)
+    expected = model(BATCH).detach()
+    with pytest.raises(ValueError, match=r"sharded, .* is a DTensor: gather it in all processes"):
+        irpe.save_equipped(model, folder)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(model, options=options)
+    if dist.get_rank() == 0:
+        whole = make()
+        whole.load_state_dict(state)
+        irpe.save_equipped(whole, folder)
+    dist.barrier()
+    torch.testing.assert_close(irpe.load_equipped(folder)(BATCH).detach(), expected)
+
+
 def check_parts_that_cannot_be_sharded():
     """The list of tables of one role is never called, so that it would stay sharded."""
     model = shard(make(), "attn.rpe.key_tables")
@@ -96,6 +121,7 @@ def main(folder):
     for way in WAYS:
         check_gradients(way)
     check_round_trip(f"{folder}/checkpoint")
+    check_that_gathered_models_are_saved(f"{folder}/gathered")
     check_parts_that_cannot_be_sharded()
     (Path(folder) / f"done{dist.get_rank()}").touch()
     dist.destroy_process_group()

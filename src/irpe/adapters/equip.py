@@ -1,7 +1,7 @@
 """`equip`: gives an existing model its encodings, in place, in one line."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
@@ -212,9 +212,10 @@ def _warn_of_others(model: nn.Module, plan: Plan, hosts: Sequence[Any], request:
 def _record_equipment(model: nn.Module, call: Equipment) -> Undo:
     """Records how the model was equipped, and keeps timm's optimizers from decaying tables."""
     undo_calls = set_attribute(model, EQUIPMENT, (*equipment_of(model), call))
-    if not callable(getattr(model, "no_weight_decay", None)):
+    own: Any = getattr(model, "no_weight_decay", None)
+    if not callable(own):
         return undo_calls
-    undo_decay = set_attribute(model, "no_weight_decay", NoWeightDecay(model))
+    undo_decay = set_attribute(model, "no_weight_decay", NoWeightDecay(model, own))
 
     def undo() -> None:
         undo_decay()
@@ -228,11 +229,12 @@ class NoWeightDecay:
 
     Args:
         model: The model.
+        own: What is replaced: a method, or a function that the model or one in it was given.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, own: Callable[[], Any]) -> None:
+        self.model, self.own = model, own
 
     def __call__(self) -> set[str]:
         """Returns the names of the parameters that do not decay."""
-        return {*type(self.model).no_weight_decay(self.model), *table_names(self.model)}
+        return {*self.own(), *table_names(self.model)}

@@ -2,14 +2,18 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from itertools import compress
+from numbers import Real
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from irpe.adapters.equipped import table_names
 from irpe.core.rates import TABLE_LR
+
+_TABLE_LR = "table_lr"  # of a group: that its tables have their rate, and which
 
 
 def parameter_groups(
@@ -20,14 +24,17 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Returns groups for an optimizer: parameters that decay, those that do not, and the tables.
 
-    Tables do not decay, nor do biases, norms and what the model's own `no_weight_decay` names.
+    Tables do not decay, nor do biases, norms and what the own `no_weight_decay` of the model, or of
+    a model in it, names.
     They start at zero, and Adam moves an element by at most the learning rate in a step: in a short
-    training they need a higher rate than the weights. Groups carry it as `lr` alone, which the
-    schedulers of torch and timm keep in proportion to the model's. A plain model gets the same
-    groups without tables, so that a comparison with it needs no other line.
+    training they need a higher rate than the weights. Groups carry it as `lr`, which the schedulers
+    of torch and timm keep in proportion to the model's; that of the tables notes its multiple as
+    `table_lr`, which no optimizer reads. A plain model gets the same groups without tables, so that
+    a comparison with it needs no other line.
 
     Args:
-        model: An equipped model: call it after `irpe.equip`, or the tables are not trained.
+        model: An equipped model, or a wrapper of one: call it after `irpe.equip`, or the tables are
+            not trained.
         weight_decay: The decay of the first group.
         lr: The learning rate of the model. Without it the groups carry no rate, and tables learn at
             the optimizer's own, in the second group.
@@ -40,7 +47,11 @@ def parameter_groups(
         >>> sorted({group["lr"] for group in optimizer.param_groups})
         [0.0001, 0.0005]
     """
-    tables = set(table_names(model))
+    rates = {"lr": lr, "table_lr": table_lr}
+    given = {name: value for name, value in rates.items() if value is not None}
+    _check_numbers(weight_decay=weight_decay, **given)
+    if not (weight_decay >= 0 and math.isfinite(weight_decay)):
+        raise ValueError(f"weight_decay = {weight_decay} must be a finite number of at least 0")
     if lr is None and table_lr is not None:
         raise ValueError(
             f"table_lr = {table_lr} is a multiple of lr, which is missing: pass lr= too"
@@ -49,12 +60,17 @@ def parameter_groups(
     rate = 1.0 if lr is None else lr
     _check_rates(lr=rate, table_lr=factor)
 
+    tables, exempt = set(table_names(model)), exempt_parameters(model)
+
     def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
-        decay = 0.0 if is_exempt(model, tables, name, parameter) else weight_decay
+        decay = 0.0 if id(parameter) in exempt else weight_decay
         return rate * factor if name in tables else rate, decay
 
     groups = group_parameters(model, settings)
     groups.sort(key=lambda group: (group["lr"] != rate, -group["weight_decay"]))
+    for group in groups:
+        if group["lr"] != rate:
+            group[_TABLE_LR] = factor
     return [_without_rate(group) for group in groups] if lr is None else groups
 
 
@@ -66,7 +82,7 @@ def scale_table_rates(
     `timm.optim.create_optimizer_v2` trains tables at the rate of the layer that they are in. Here
     they get groups of their own, with the settings of those that they leave and `lr_scale` times
     `table_lr`. timm's schedulers alone read `lr_scale`; with those of torch use
-    `parameter_groups`. Call it before a scheduler is made.
+    `parameter_groups`. Call it once, before a scheduler is made.
 
     Args:
         optimizer: What `create_optimizer_v2(model, ...)` returned, with layer decay or without.
@@ -81,18 +97,61 @@ def scale_table_rates(
         >>> [group.get("lr_scale", 1.0) for group in optimizer.param_groups]
         [1.0, 1.0, 5.0]
     """
+    _check_numbers(table_lr=table_lr)
     _check_rates(table_lr=table_lr)
-    tables = {id(model.get_parameter(name)) for name in table_names(model)}
+    named = {name: model.get_parameter(name) for name in table_names(model)}
+    tables = {id(table): name for name, table in named.items() if table.requires_grad}
+    _check_optimizer(optimizer, tables)
     for group in list(optimizer.param_groups):
-        chosen = [p for p in group["params"] if id(p) in tables]
-        if not chosen:
+        is_table = [id(p) in tables for p in group["params"]]
+        if not any(is_table):
             continue
-        own = {**group, "params": chosen, "lr_scale": group.get("lr_scale", 1.0) * table_lr}
-        group["params"] = [p for p in group["params"] if id(p) not in tables]
-        if group["params"]:
-            optimizer.add_param_group(own)
-        else:  # tables are alone in it
+        rate = {"lr_scale": group.get("lr_scale", 1.0) * table_lr, _TABLE_LR: table_lr}
+        own = {**group, **_choose(group, is_table), **rate}
+        if all(is_table):
             group.update(own)
+        else:
+            group.update(_choose(group, [not each for each in is_table]))
+            optimizer.add_param_group(own)
+
+
+def _choose(group: dict[str, Any], is_chosen: list[bool]) -> dict[str, Any]:
+    """Returns the lists of a group, of parameters and of their names if it has any, with some."""
+    names = [name for name in ("params", "param_names") if name in group]
+    return {name: list(compress(group[name], is_chosen)) for name in names}
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, tables: dict[int, str]) -> None:
+    """Raises an error if the tables are not in an optimizer, or if it is too late for their rate.
+
+    Args:
+        optimizer: The optimizer.
+        tables: The names of the tables that are trained, by identity.
+    """
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for key, name in tables.items() if key not in groups]
+    if missing:
+        raise ValueError(
+            f"the optimizer does not have {len(missing)} of {len(tables)} tables of the model, the "
+            f"first is {missing[0]}: make the optimizer after irpe.equip, of the same model"
+        )
+    for group in (groups[key] for key in tables):
+        if _TABLE_LR in group:
+            raise ValueError(
+                f"the tables have {group[_TABLE_LR]} times the rate of the model already, from "
+                "irpe.scale_table_rates or irpe.parameter_groups(lr=...): call one of them, once"
+            )
+        if "initial_lr" in group:
+            raise ValueError(
+                "a scheduler of this optimizer was made already and would not read the rate of the "
+                "tables: call irpe.scale_table_rates first, then make the scheduler"
+            )
+
+
+def _check_numbers(**values: object) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{name} = {value!r} is not a number: pass a float or an int")
 
 
 def _check_rates(**rates: float) -> None:
@@ -101,17 +160,25 @@ def _check_rates(**rates: float) -> None:
             raise ValueError(f"{name} = {value} must be a finite number greater than 0")
 
 
-def is_exempt(model: nn.Module, tables: set[str], name: str, parameter: nn.Parameter) -> bool:
-    """Returns whether a parameter has no weight decay: tables, biases, norms, the model's own.
+def exempt_parameters(model: nn.Module) -> set[int]:
+    """Returns the parameters without weight decay, by identity: tables, biases, norms, the own.
+
+    Every module in a model is asked by its own `no_weight_decay`, whose names are those within it:
+    wrappers such as DDP, torch.compile and LightningModule put a prefix before them.
 
     Args:
-        model: The model.
-        tables: The names of its tables.
-        name: The parameter's name.
-        parameter: The parameter.
+        model: The model, or a wrapper of it.
     """
-    own: Any = getattr(model, "no_weight_decay", set[str])
-    return parameter.ndim <= 1 or name in tables or name in own()
+    tables = set(table_names(model))
+    named = list(model.named_parameters())
+    exempt = {id(p) for name, p in named if p.ndim <= 1 or name in tables}
+    for module in model.modules():
+        own: Any = getattr(module, "no_weight_decay", None)
+        if callable(own):
+            names = set(cast(Iterable[str], own()))
+            within = module.named_parameters(remove_duplicate=False)
+            exempt |= {id(p) for name, p in within if name in names}
+    return exempt
 
 
 def group_parameters(

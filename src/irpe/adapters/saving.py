@@ -6,8 +6,9 @@ all; whatever else is in the directory stays.
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -17,13 +18,14 @@ import torch
 from torch import nn
 
 from irpe.adapters.equip import apply_equipment
-from irpe.adapters.equipped import Equipment, equipment_of
+from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of
 from irpe.adapters.hosts import host_named, hosts_of
 from irpe.adapters.unequip import remember_undo, removed_by
 from irpe.core.encodings import parse_encoding
 from irpe.extras import require
 from irpe.files import (
     check_json,
+    is_ours,
     read_safetensors,
     tensor_checksum,
     to_json,
@@ -34,14 +36,17 @@ from irpe.files import (
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _FORMAT = 1
 # Attributes in which equal models can differ: the state that a module is in.
-_STATE_ATTRIBUTES = {"training", "grad_checkpointing", "_is_accelerate_prepared"}
+_STATE_ATTRIBUTES = {
+    "training", "grad_checkpointing", "_is_accelerate_prepared", "_is_torch_compile",
+    EQUIPMENT,  # which a wrapper of torch.compile may have instead
+}  # fmt: skip
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """Writes an equipped model to a directory; one that is there already is replaced.
 
     Args:
-        model: A model that `equip` returned.
+        model: A model that `equip` returned, or `torch.compile` of one.
         path: The directory. Other files in it stay as they are.
 
     Examples:
@@ -52,13 +57,8 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     path = Path(path)
     equipment = equipment_of(model)
-    if not equipment:
-        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
-    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        raise ValueError(
-            "the model has adapters of PEFT: save these with model.save_pretrained, or merge them "
-            "first, irpe.save_equipped(model.merge_and_unload(), path)"
-        )
+    _check_model(model, equipment)
+    model = _uncompiled(model)
     _check_directory(path)
     tensors = {
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
@@ -67,32 +67,47 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
     description = {
         "format": _FORMAT,
         "equipment": [call.to_dict() for call in equipment],
-        "host": _describe(model),
+        "host": _describe(model, equipment),
         "tensors": tensor_checksum(tensors),
     }
     text, data = to_json(description), to_safetensors(tensors)
-    folder, is_new = Path(os.path.realpath(path)), not path.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+    with _new_folder(Path(os.path.realpath(path))):
         write_together(
             {
                 path / _TENSORS: lambda file: file.write(data),
                 path / _DESCRIPTION: lambda file: file.write(text.encode()),
             }
         )
+
+
+@contextmanager
+def _new_folder(path: Path) -> Generator[None]:
+    """Makes a folder and those above it; removes those that are new and empty if there is an error.
+
+    Args:
+        path: The folder.
+    """
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        yield
     except BaseException:
-        if is_new:
-            folder.rmdir()
+        for folder in new:
+            with suppress(OSError):  # it was not made, or somebody else uses it
+                folder.rmdir()
         raise
 
 
 def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
     """Returns the equipped model that `save_equipped` wrote, in eval mode.
 
+    Every tensor has the dtype in which it was saved.
+
     Args:
         path: The directory; one that `save_pretrained` of transformers wrote will do too.
         model: A plain model of the same kind, for models that cannot be built from a description
-            (those of torch.nn, and models inside others); it is equipped and filled in place.
+            (those of torch.nn, models inside others, and classes of your own); it is equipped and
+            filled in place.
 
     Examples:
         >>> import irpe, tempfile, timm
@@ -102,6 +117,8 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         ...     same = irpe.load_equipped(f"{folder}/model")
     """
     path = Path(path)
+    if model is not None:
+        _check_values(model)
     if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():
         description, tensors = _read_pretrained(path, model)
     else:
@@ -113,8 +130,6 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
             )
     if model is None:
         model = _build(description["host"], path)
-        dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-        model = model.to(dtypes.pop()) if len(dtypes) == 1 else model
     with ExitStack() as undo:
         undo.push(_equip_all(description, path / _DESCRIPTION, model))
         check_tensors(model, tensors, path)
@@ -122,25 +137,75 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         if not removed_by(calls):
             remember_undo(model, undo.pop_all(), len(calls))
         undo.pop_all()
+    _cast(model, tensors)
     model.load_state_dict(tensors)
     return model.eval()
 
 
+def _check_model(model: nn.Module, equipment: Sequence[Equipment]) -> None:
+    """Raises an error if a model cannot be saved as it is, and says which one can."""
+    if not equipment:
+        inside = [name for name, module in model.named_modules() if equipment_of(module)]
+        if inside:
+            raise ValueError(
+                f"{type(model).__qualname__} is not an equipped model, but has one in it: "
+                f"irpe.save_equipped(model.{inside[0]}, path)"
+            )
+        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
+    if any(type(module).__module__.startswith("peft.") for module in model.modules()):
+        raise ValueError(
+            "the model has adapters of PEFT: save these with model.save_pretrained, or merge them "
+            "first, irpe.save_equipped(model.merge_and_unload(), path)"
+        )
+    _check_values(model)
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "full_tensor"):  # DTensor
+            raise ValueError(
+                f"the model is sharded, {name} is a DTensor: gather it in all processes, state = "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
+                "StateDictOptions(full_state_dict=True, cpu_offload=True)), then in the first "
+                "process load_state_dict(state) of the same model, equipped and not sharded, and "
+                "save that"
+            )
+
+
+def _check_values(model: nn.Module) -> None:
+    """Raises an error if a tensor of a model has a shape, but no values."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise ValueError(
+                f"{name} of the model is on the meta device, where tensors have no values: build "
+                "the model on the CPU or another device"
+            )
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """Returns the model in a wrapper of torch.compile, whose names have a prefix."""
+    inner = model._modules.get("_orig_mod")
+    return model if inner is None else _uncompiled(inner)
+
+
 def _check_directory(path: Path) -> None:
     """Raises an error if a path holds something else, so that a model is not mixed with it."""
-    ours = (_DESCRIPTION, _TENSORS)
     if (path / _DESCRIPTION).is_file() or not path.exists():
         return
-    hidden = tuple(f".{name}." for name in ours)  # of a save that was killed
-    if not path.is_dir() or any(
-        file.name not in ours and not file.name.startswith(hidden) for file in path.iterdir()
-    ):
+    if not path.is_dir() or not all(map(_is_of_a_killed_save, path.iterdir())):
         raise FileExistsError(
             f"{path} exists and is not an equipped model: choose another path, or remove it first"
         )
 
 
-def _describe(model: nn.Module) -> dict[str, Any] | None:
+def _is_of_a_killed_save(file: Path) -> bool:
+    """Returns whether a save that was killed left a file: hidden ones, or the tensors alone.
+
+    A link of one of the two names that leads nowhere yet is followed.
+    """
+    if file.name == _TENSORS:
+        return not file.exists() or is_ours(file)
+    return file.name == _DESCRIPTION or file.name.startswith((f".{_DESCRIPTION}.", f".{_TENSORS}."))
+
+
+def _describe(model: nn.Module, equipment: Sequence[Equipment]) -> dict[str, Any] | None:
     """Returns what a host needs to build the plain model again, or `None` if none can.
 
     Libraries do not record all arguments of a model, so a description counts only if the model that
@@ -155,7 +220,7 @@ def _describe(model: nn.Module) -> dict[str, Any] | None:
         try:
             with torch.device("meta"):
                 twin = _build(description, Path())
-            for call in equipment_of(model):
+            for call in equipment:
                 apply_equipment(twin, call)
         except ValueError:  # it was made with arguments that the library does not record
             continue
@@ -224,11 +289,9 @@ def _read_pretrained(
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     require("transformers", "transformers")
     host = host_named("transformers")
-    if model is not None:
-        raise ValueError(f"{path / 'config.json'} names the model: leave model= out")
     description = host.read_config(path)
     equip = partial(_equip_all, description, path / "config.json")
-    return description, host.read_tensors(path, description["host"]["arguments"], equip)
+    return description, host.read_tensors(path, description["host"]["arguments"], equip, model)
 
 
 def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> ExitStack:
@@ -284,6 +347,23 @@ def check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path
             f"{path} does not fit the model in {len(wrong)} tensors, the first is {name}: the file "
             f"has {read.get(name, 'none')}, the model {own.get(name, 'none')}"
         )
+
+
+def _cast(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Gives every tensor of a model the dtype in which it was saved.
+
+    Where one differs, buffers that are not saved get the dtype of most saved elements.
+    """
+    own = model.state_dict(keep_vars=True)
+    if all(tensor.dtype == tensors[name].dtype for name, tensor in own.items()):
+        return
+    sizes = Counter[torch.dtype]()
+    for tensor in tensors.values():
+        if tensor.is_floating_point():
+            sizes[tensor.dtype] += tensor.numel()
+    model.to(sizes.most_common(1)[0][0])
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        tensor.data = tensor.data.to(tensors[name].dtype)
 
 
 def _layouts(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from timm.scheduler.scheduler_factory import create_scheduler_v2
 from torch import nn
 
 from irpe.adapters.equipped import table_names
-from irpe.adapters.parameter_groups import group_parameters, is_exempt
+from irpe.adapters.parameter_groups import exempt_parameters, group_parameters
 from irpe.train.config import RunConfig
 
 _ABSOLUTE = ("pos_embed", "position_embeddings")  # learned, of timm and of transformers
@@ -84,12 +84,11 @@ def encoder_groups(model: nn.Module, config: RunConfig, absolute_lr: float) -> l
     """
     own = rate_fields(model)
     factors = {"table_lr": config.table_lr, "absolute_lr": absolute_lr}
-    tables = {name for name, field in own.items() if field == "table_lr"}
+    exempt = exempt_parameters(model)
 
     def settings(name: str, parameter: nn.Parameter) -> tuple[float, float]:
         factor = factors[own[name]] if name in own else 1.0
-        exempt = is_exempt(model, tables, name, parameter)
-        return config.lr * factor, 0.0 if exempt else config.weight_decay
+        return config.lr * factor, 0.0 if id(parameter) in exempt else config.weight_decay
 
     return group_parameters(model, settings)
 

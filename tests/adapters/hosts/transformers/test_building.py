@@ -264,10 +264,70 @@ def test_damaged_directories(saved, spoil, message):
         irpe.load_equipped(saved)
 
 
-def test_a_directory_that_tells_its_model_needs_none(saved):
-    plain = make_vit()
+class Sub(transformers.ViTForImageClassification):
+    """A class of a user, with something of its own."""
+
+    def __init__(self, config, width=4):
+        super().__init__(config)
+        self.gate = torch.nn.Linear(config.num_labels, width)
+
+    def forward(self, pixel_values):
+        return self.gate(super().forward(pixel_values).logits)
+
+
+def make_sub(seed=0, width=4):
+    torch.manual_seed(seed)
+    return Sub(make_vit().config, width).eval()
+
+
+@pytest.mark.parametrize("width", [4, 3], ids=["configuration", "more arguments"])
+def test_classes_of_a_user_are_passed(tmp_path, width):
+    model, x = equipped(lambda: make_sub(width=width)), images(16, 40)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"'Sub' is not a model .*path, model=plain"):
+        irpe.load_equipped(tmp_path)
+    plain = make_sub(1, width)
+    assert irpe.load_equipped(tmp_path, model=plain) is plain
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(plain.state_dict()[name], tensor), name
+    assert torch.equal(plain(x), model(x))
+    assert not any(p.is_meta or not p.requires_grad for p in plain.parameters())
+    plain.save_pretrained(tmp_path / "again")
+    again = irpe.load_equipped(tmp_path / "again", model=make_sub(2, width))
+    assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("backbone", "tables"),
+    [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)],
+    ids=["wide tables", "narrow tables"],
+)
+@pytest.mark.parametrize("shards", [{}, {"max_shard_size": "5KB"}], ids=["whole", "shards"])
+def test_tables_keep_a_dtype_of_their_own(tmp_path, backbone, tables, shards):
+    model = equipped(make_dinov2).to(backbone)
+    for name in table_names(model):
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.data.to(tables).mul_(1 / 3)
+    model.save_pretrained(tmp_path, **shards)
+    assert len(list(tmp_path.glob("*.safetensors"))) > len(shards)
+    state = irpe.load_equipped(tmp_path).state_dict()
+    for name, tensor in model.state_dict().items():
+        assert state[name].dtype == tensor.dtype, name
+        assert torch.equal(state[name], tensor), name
+
+
+OTHERS = {
+    "another class": (make_dinov2, "does not fit the Dinov2ForImageClassification in model="),
+    "another size": (lambda: make_vit(hidden_size=16), "does not fit"),
+    "not of transformers": (make_torchvision_vit, "model= is of VisionTransformer"),
+}
+
+
+@pytest.mark.parametrize(("make", "message"), OTHERS.values(), ids=OTHERS)
+def test_another_model_is_refused_and_stays_plain(saved, make, message):
+    plain = make()
     before = state_of(plain)
-    with pytest.raises(ValueError, match="leave model= out"):
+    with pytest.raises(ValueError, match=message):
         irpe.load_equipped(saved, model=plain)
     assert state_of(plain) == before
 
@@ -292,6 +352,8 @@ def test_models_made_with_more_than_a_configuration_are_passed(tmp_path):
     model.save_pretrained(tmp_path / "theirs")
     with pytest.raises(ValueError, match="missing keys pooler"):
         irpe.load_equipped(tmp_path / "theirs")
+    loaded = irpe.load_equipped(tmp_path / "theirs", model=make())
+    assert torch.equal(loaded(x).last_hidden_state, model(x).last_hidden_state)
     irpe.save_equipped(model, tmp_path / "ours")
     with pytest.raises(ValueError, match="model=plain"):
         irpe.load_equipped(tmp_path / "ours")

@@ -1,14 +1,17 @@
 """transformers: how models are built again, from our files and from those of `save_pretrained`."""
 
+import copy
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -117,17 +120,30 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def read_tensors(
-    path: Path, arguments: dict[str, Any], equip: Callable[[nn.Module], object]
+    path: Path,
+    arguments: dict[str, Any],
+    equip: Callable[[nn.Module], object],
+    plain: nn.Module | None = None,
 ) -> dict[str, Tensor]:
     """Returns the tensors of a saved model by the names that they have in the model.
 
     transformers renames tensors when it saves a model, so it has to read them itself: into a model
     that gets its tables where it is made.
+
+    Args:
+        path: The directory.
+        arguments: The class and the configuration of the model.
+        equip: Gives a plain model its tables.
+        plain: A model like the saved one, for classes that are not of transformers; it stays as it
+            is.
     """
-    model_class = _model_class(arguments["class"])
+    model_class: Any = _model_class(arguments["class"]) if plain is None else _class_of(plain)
 
     def make(model: nn.Module, config: Any) -> None:
-        model_class.__init__(model, config)
+        if plain is None:
+            model_class.__init__(model, config)
+        else:
+            vars(model).update(vars(_without_values(plain)))
         equip(model)
 
     # The names count: transformers looks up by them how it renames tensors.
@@ -145,19 +161,53 @@ def read_tensors(
         )
     except (SafetensorError, OSError, RuntimeError) as error:
         raise ValueError(f"{path} cannot be read as a model of transformers: {error}") from error
+    fits = "its config.json" if plain is None else f"the {model_class.__qualname__} in model="
     for problem, names in report.items():
         if names:
             raise ValueError(
-                f"{path} does not fit its config.json: {problem.replace('_', ' ')} "
+                f"{path} does not fit {fits}: {problem.replace('_', ' ')} "
                 f"{sorted(map(str, names))[0]} and {len(names) - 1} more"
             )
-    return model.state_dict()
+    return _in_saved_dtypes(path, model.state_dict())
+
+
+def _in_saved_dtypes(path: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Returns tensors as they are in the files: transformers reads all of them in one dtype."""
+    saved = dict(tensors)
+    for file in path.glob("model*.safetensors"):
+        # One that is damaged is not of this model: transformers has read all that are.
+        with suppress(SafetensorError), safe_open(file, framework="pt") as opened:
+            for name in tensors.keys() & set(opened.keys()):
+                tensor, read = opened.get_tensor(name), tensors[name]
+                if tensor.dtype != read.dtype and torch.equal(tensor.to(read.dtype), read):
+                    saved[name] = tensor
+    return saved
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """Returns a copy of a model with parameters on the meta device."""
+    memo: dict[int, Any] = {
+        id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in model.parameters()
+    }
+    return copy.deepcopy(model, memo)
+
+
+def _class_of(model: nn.Module) -> type[nn.Module]:
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"model= is of {type(model).__qualname__}, and the directory of a model of "
+            "transformers: pass a plain model of the class that was saved"
+        )
+    return type(model)
 
 
 def _model_class(name: str) -> Any:
     found = getattr(transformers, str(name), None)
     if not isinstance(found, type) or not issubclass(found, PreTrainedModel):
-        raise ValueError(f"{name!r} is not a model of transformers {transformers.__version__}")
+        raise ValueError(
+            f"{name!r} is not a model of transformers {transformers.__version__}: if it is a class "
+            "of your own, build the plain model and pass it, irpe.load_equipped(path, model=plain)"
+        )
     return found
 
 
