@@ -158,6 +158,26 @@ def test_an_encoding_that_did_nothing_is_no_comparison():
     assert "0.0% (!)" in markdown_table(rows)
 
 
+@pytest.mark.parametrize("names", [("K", "none"), ("K", "Q")])
+def test_a_row_that_is_not_compared_gets_neither_a_verdict_nor_the_next_command(names):
+    rows = [row(name, 60, 64, effect=0.0001) for name in names]
+    words = answer(rows, "laptop_64", "cats")
+    assert words[0].startswith("K is no comparison")
+    assert not any("keep" in line or "tie" in line for line in words)
+    assert words[-1] == (
+        "Next: the same command with more --epochs or a higher --table-lr, and another -o"
+    )
+    assert len(sentences(rows)) == 1
+
+
+def test_others_are_compared_where_one_row_is_not():
+    rows = [row("K", 60, 64, effect=0.0001), row("none", 20, 24), row("V", 90, 94)]
+    words = answer(rows, "laptop_64", "cats")
+    assert words[1].startswith("Images as they are: use V, ")
+    assert " points over none, at" in words[1]
+    assert "K (" not in " ".join(sentences(rows))
+
+
 def test_rotary_or_relative_is_answered_where_there_are_both():
     rows = [row("absolute", 60, 64), row("rope", 50, 54), row("V", 20, 24), row("K", 70, 74)]
     text = answer(rows, "laptop", "cats")[2]

@@ -21,9 +21,10 @@ _RATES = {"table_lr", "absolute_lr"}  # of rows as well, where they were searche
 
 
 def find_reference(rows: Sequence[RowResult]) -> RowResult:
-    """Returns the row that others are compared with: absolute if there is one, else the first."""
+    """Returns the row that others are compared with: absolute, else the first with an effect."""
     plain = [row for row in rows if (row.row.encoding, row.row.absolute) == ("none", "keep")]
-    return (plain or list(rows))[0]
+    active = [row for row in rows if not row.is_idle]
+    return (plain or active or list(rows))[0]
 
 
 def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = "") -> list[str]:
