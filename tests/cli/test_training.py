@@ -84,6 +84,13 @@ def test_a_directory_with_a_run_in_it_is_not_overwritten(run):
     assert "--resume runs/laptop, or choose another folder, -o runs/laptop-none" in done.stderr
 
 
+def test_a_misspelt_encoding_is_told_before_a_folder_that_is_taken(run):
+    done = irpe("train", "laptop", "--encoding", "produkt-bias-k", cwd=run)
+    assert done.returncode == 1
+    assert "produkt" in done.stderr
+    assert "holds a run" not in done.stderr
+
+
 def test_resume_takes_everything_from_the_run(run):
     done = irpe("train", "--resume", "runs/laptop", "--epochs", "3", cwd=run)
     assert "--resume cannot be combined with" in done.stderr
@@ -115,6 +122,8 @@ def test_resume_takes_everything_from_the_run(run):
         (["show", "buckets", "product-contextual-k@1e300"], "write a smaller ratio or beta"),
         (["show", "robustness", ".", "--sizes", "9" * 5000], "write integers such as"),
         (["profile", "--resolutions", "9" * 5000], "write sizes such as"),
+        (["train", "laptop", "--model", "deit_small"], "mean 'deit_small_patch16_224'?"),
+        (["train", "laptop", "--flip", "0.5", "--model", "vit_tiny"], "irpe: model 'vit_tiny' is"),
         (["train", "laptop", "--model", "resnet18"], "'resnet18' is not a vision transformer"),
         (["ablate", "--table", "7"], "--table '7' is not one of 1, 2, 3, 4, modern"),
         (["ablate", "--table", "1", "--buckets"], "cannot be combined"),

@@ -101,6 +101,7 @@ def train(
     from irpe.train.data_check import check_data
 
     check_data(config)
+    _check_encoding(config.encoding)
     check_output(directory, config)
     use_threads(threads)
     _run(config, directory, device, log, notes)
@@ -123,6 +124,14 @@ def _configure(
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     return change_config(config.replace(classes=()), changes)
+
+
+def _check_encoding(text: str) -> None:
+    """Raises an error for a text that is not an encoding; torch is not needed to see none."""
+    if text != "none":
+        from irpe.core.encodings import parse_encoding
+
+        parse_encoding(text)
 
 
 def _name_of(file: Path | None) -> str:
