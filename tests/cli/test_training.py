@@ -189,6 +189,23 @@ def on_folder(tmp_path):
     return tmp_path, irpe("eval", "runs/laptop", "--json", cwd=tmp_path).stdout
 
 
+def test_images_that_a_run_was_trained_on_do_not_count(tmp_path):
+    make_images(tmp_path / "data")
+    whole = ["--data", "data/train", "--holdout", "0.25", "--batch-size", "4"]
+    assert irpe("train", "laptop", *QUICK, *whole, cwd=tmp_path).returncode == 0
+    own = irpe("eval", "runs/laptop", cwd=tmp_path).stdout
+    assert own.endswith(f"(4 images: the part of {tmp_path}/data/train held out in training)\n")
+    (tmp_path / "link").symlink_to("data")
+    for same in ("data/train", str(tmp_path / "data/train/"), "link/train"):
+        assert irpe("eval", "runs/laptop", "--data", same, cwd=tmp_path).stdout == own
+    other = irpe("eval", "runs/laptop", "--data", "data/val", cwd=tmp_path).stdout
+    assert other.endswith("(16 images: all of data/val)\n")
+    other = irpe("eval", "runs/laptop", "--data", "data", cwd=tmp_path).stdout
+    assert other.endswith("(16 images: the val split of data)\n")
+    refused = irpe("eval", "runs/laptop", "--data", "data/train", "--root", "x", cwd=tmp_path)
+    assert "root 'x' is for datasets with a name" in refused.stderr
+
+
 def test_data_whose_classes_were_renamed_is_refused(on_folder):
     directory, _ = on_folder
     for split in ("train", "val"):
