@@ -58,6 +58,28 @@ def test_a_recipe_without_an_encoding_says_which_option_gives_one(tmp_path):
         assert max(map(len, (done.stderr + done.stdout).splitlines())) <= 80
 
 
+def write_images(folder, count, mode="L"):
+    """Writes images of two classes into one folder of class folders."""
+    for index in range(count):
+        path = folder / "ab"[index % 2]
+        path.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((28, 28), 20 + index).convert(mode).save(path / f"{index}.png")
+
+
+def test_images_left_out_of_an_epoch_are_told_when_a_run_begins(tmp_path):
+    write_images(tmp_path / "data", 25)
+    short = ["--data", "data", "--holdout", "0.2", "--epochs", "1", "--model-args", TINY]
+    told = "1 step per epoch, 4 of 20 images left out of each: --batch-size 2 gives 10"
+    run = ["train", "laptop", *short, "--batch-size", "16"]
+    begun = irpe(*run, cwd=tmp_path)
+    assert begun.returncode == 0, begun.stderr
+    assert begun.stderr.splitlines().count(told) == 1
+    assert told not in irpe("train", "--resume", "runs/laptop", cwd=tmp_path).stderr
+    assert "per epoch" not in irpe(*run[:-1], "2", "-o", "b", cwd=tmp_path).stderr
+    more = irpe(*run[:-1], "32", "-o", "c", cwd=tmp_path)
+    assert "is more than the 20 images: choose a smaller one, such as 2" in more.stderr
+
+
 WITHOUT_TORCH = [
     "train no_such_recipe", "train laptop_64 --data nowhere", "train laptop_64 --data .",
     "train laptop_64 --data nowhere --holdout 0.2", "train detr_small --data nowhere",

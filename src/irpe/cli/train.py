@@ -169,7 +169,7 @@ def _run(
             task = open_run(config, directory, accelerator, bar)
             trainer = Trainer(task, directory, accelerator, bar)
             fitted = run_to_end(
-                trainer, partial(_begin, trainer, notes or []) if is_shown else None
+                trainer, partial(_begin, trainer, notes) if is_shown else None
             )
     except StoppedError as stop:
         if is_shown:
@@ -199,14 +199,15 @@ def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     return lines
 
 
-def _begin(trainer: "Trainer", notes: list[str]) -> None:
+def _begin(trainer: "Trainer", notes: list[str] | None) -> None:
     """Prints what is trained, and what the user should know about the data."""
     from irpe.train.overview import describe_run
 
     count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
     facts = describe_run(trainer.task, count, trainer.accelerator.device)
     facts["output"] = str(trainer.directory)
-    said = [line for note in (*notes, *trainer.task.notes) for line in wrap(note)]
+    of_steps = [] if notes is None or trainer.note is None else [trainer.note]
+    said = [line for note in (*(notes or []), *of_steps, *trainer.task.notes) for line in wrap(note)]
     typer.echo("\n".join([*format_facts(facts), *said]), err=True)
 
 
