@@ -80,6 +80,23 @@ def test_images_left_out_of_an_epoch_are_told_when_a_run_begins(tmp_path):
     assert "is more than the 20 images: choose a smaller one, such as 2" in more.stderr
 
 
+def test_the_size_and_the_colours_of_the_input_are_told(tmp_path):
+    write_images(tmp_path / "grey", 10, "RGB")
+    for index, path in enumerate(sorted((tmp_path / "grey").rglob("*.png"))):
+        other = tmp_path / "colour" / path.parent.name
+        other.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (28, 28), (20 * index, 90, 160)).save(other / path.name)
+    short = ["--holdout", "0.2", "--epochs", "1", "--model-args", TINY, "--batch-size", "2"]
+    lost = "the images have colours, and are made grey: --channels 3 keeps the colours"
+    said = {}
+    for data, channels in (("grey", "1"), ("colour", "1"), ("colour", "3")):
+        options = ["--data", data, "--channels", channels, "-o", data + channels]
+        said[data, channels] = irpe("train", "laptop", *short, *options, cwd=tmp_path).stderr
+    assert "\ninput     28 x 28 pixels, grey\n" in said["colour", "1"]
+    assert "\ninput     28 x 28 pixels, colour\n" in said["colour", "3"]
+    assert [lost in text for text in said.values()] == [False, True, False]
+
+
 WITHOUT_TORCH = [
     "train no_such_recipe", "train laptop_64 --data nowhere", "train laptop_64 --data .",
     "train laptop_64 --data nowhere --holdout 0.2", "train detr_small --data nowhere",

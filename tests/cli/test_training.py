@@ -240,7 +240,9 @@ def test_an_ablation_ends_in_an_answer_and_finished_runs_are_kept(tmp_path):
     done = irpe("ablate", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "images   16 to train on, 16 to evaluate on" in done.stderr
+    assert "input    28 x 28 pixels, grey\n" in done.stderr
     assert "classes  2: a, b" in done.stderr
+    assert "note     2 steps per epoch: --batch-size 2 gives 8\n" in done.stderr
     assert "output   runs/ablation-data-absolute-K" in done.stderr
     assert "[4/4] " in done.stderr
     assert ", moved by 1 " in done.stderr

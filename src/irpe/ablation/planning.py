@@ -45,11 +45,11 @@ def plan_runs(
     if accelerator.num_processes > 1:
         raise ValueError("an ablation starts processes of its own: start it without torchrun")
     tasks, directory = tasks_of_rows(cells, task), cells[0].directory
-    counts, notes = list[int](), set[str]()
+    counts, notes = list[int](), dict.fromkeys(task.notes)
     for each in tasks.values():
         trainer = Trainer(each, directory, accelerator, NO_PROGRESS)
         counts.append(sum(parameter.numel() for parameter in trainer.raw.parameters()))
-        notes |= {trainer.note} if trainer.note else set()
+        notes |= dict.fromkeys([trainer.note] if trainer.note else [])
     need = program_memory() + max(map(training_memory, tasks.values()))
     devices = tuple(gpus())
     chosen = choose_jobs(jobs, len(cells), need, len(devices))
@@ -65,7 +65,7 @@ def plan_runs(
         "budget": f"{seeds} seed{'s' * (seeds > 1)}, {budget}",
     }
     if notes:
-        facts["note"] = "; ".join(sorted(notes))
+        facts["note"] = "; ".join(notes)
     if trials:
         facts["search"] = _plan_search(trials, task, accelerator)
     return RunPlan(chosen, devices, facts)
