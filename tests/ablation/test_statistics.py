@@ -21,6 +21,7 @@ ENCODINGS = {
     "absolute": ("none", "keep"),
     "none": ("none", "none"),
     "rope": ("rope-axial", "none"),
+    "alibi": ("alibi-2d", "none"),
     "rope + K": ("rope-axial+product-contextual-k", "none"),
 }
 
@@ -168,6 +169,13 @@ def test_a_row_that_is_not_compared_gets_neither_a_verdict_nor_the_next_command(
         "Next: the same command with more --epochs or a higher --table-lr, and another -o"
     )
     assert len(sentences(rows)) == 1
+
+
+@pytest.mark.parametrize(("name", "has_rate"), [("rope", False), ("alibi", False), ("K", True)])
+def test_a_rate_of_tables_is_no_remedy_without_tables(name, has_rate):
+    words = answer([row("none", 60, 64), row(name, 60, 64, effect=0.0)], "laptop", "cats")
+    assert ("--table-lr" in words[0]) == has_rate
+    assert ("--table-lr" in words[-1]) == has_rate
 
 
 def test_others_are_compared_where_one_row_is_not():

@@ -6,6 +6,7 @@ from subprocess import PIPE
 import pytest
 from cli.terminal import irpe
 from PIL import Image
+from torch import nn
 from train.processes import start
 
 pytest.importorskip("typer", reason="needs the extra 'cli'")
@@ -13,7 +14,9 @@ pytest.importorskip("timm", reason="needs the extra 'train'")
 pytest.importorskip("accelerate", reason="needs the extra 'train'")
 
 from irpe.cli.fields import change_config
+from irpe.cli.train import _warn
 from irpe.recipes import RECIPES
+from irpe.train.engine import FitResult
 
 TINY = '{"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 7}'
 
@@ -95,6 +98,15 @@ def test_the_size_and_the_colours_of_the_input_are_told(tmp_path):
     assert "\ninput     28 x 28 pixels, grey\n" in said["colour", "1"]
     assert "\ninput     28 x 28 pixels, colour\n" in said["colour", "3"]
     assert [lost in text for text in said.values()] == [False, True, False]
+
+
+@pytest.mark.parametrize(("encoding", "names"), [("shaw", True), ("rope-axial", False)])
+def test_an_encoding_without_tables_is_not_told_to_raise_their_rate(encoding, names):
+    fitted = FitResult(nn.Identity(), [{"effect": 0.0001}], None)
+    said = " ".join(_warn(fitted, RECIPES["laptop"]().replace(encoding=encoding)))
+    assert said.startswith("warning: the encoding is next to nothing")
+    assert ("tables" in said) == names
+    assert "train longer" in said
 
 
 WITHOUT_TORCH = [

@@ -11,6 +11,7 @@ from irpe.ablation.machine import choose_jobs, gpus, program_memory
 from irpe.ablation.tuning import FACTORS_TEXT, HELD_OUT
 from irpe.progress import NO_PROGRESS
 from irpe.train.engine import Trainer
+from irpe.train.optim import learns_tables
 from irpe.train.overview import describe_budget, describe_data
 from irpe.train.processes import make_accelerator
 
@@ -56,7 +57,9 @@ def plan_runs(
     where = "GPU" if devices else "CPU"
     seeds = len(cells) // len(tasks)
     config = cells[0].config
-    budget = describe_budget(config, FACTORS_TEXT if trials else f"{config.table_lr:g}")
+    has_tables = any(learns_tables(each.config.encoding) for each in tasks.values())
+    rate = f"{config.table_lr:g}" if has_tables else ""
+    budget = describe_budget(config, FACTORS_TEXT if trials else rate)
     facts = {
         "model": f"{task.model_name}, {min(counts):,} to {max(counts):,} parameters",
         "rows": ", ".join(tasks),

@@ -153,7 +153,6 @@ def _run(
     config: RunConfig, directory: Path, device: str, log: str | None, notes: list[str] | None
 ) -> None:
     """Trains, and prints what and how well; a run that is resumed has no notes."""
-    from irpe.adapters.effect import warn_of_effect
     from irpe.cli.bars import ProgressBar
     from irpe.train.engine import Trainer, run_to_end
     from irpe.train.processes import make_accelerator
@@ -177,9 +176,20 @@ def _run(
             typer.echo(f"go on with: irpe train --resume {shlex.quote(str(directory))}", err=True)
         sys.exit(128 + stop.number)
     if is_shown:
-        for warning in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
-            typer.echo("\n".join(wrap(warning)), err=True)
+        for line in _warn(fitted, config):
+            typer.echo(line, err=True)
         typer.echo("\n".join(_end(fitted, config, directory)))
+
+
+def _warn(fitted: "FitResult", config: RunConfig) -> list[str]:
+    """Returns what to say of an encoding that did next to nothing; without tables, not of them."""
+    from irpe.adapters.effect import warn_of_effect
+    from irpe.train.optim import learns_tables
+
+    warnings = warn_of_effect(1.0 if fitted.effect is None else fitted.effect)
+    if not learns_tables(config.encoding):
+        warnings = [f"{warning.partition(';')[0]}; train longer" for warning in warnings]
+    return [line for warning in warnings for line in wrap(warning)]
 
 
 def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:

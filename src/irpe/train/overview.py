@@ -8,6 +8,7 @@ from torch import nn
 
 from irpe.adapters.effect import mean_effect, measure_effect
 from irpe.train.config import RunConfig
+from irpe.train.optim import learns_tables
 from irpe.train.sampling import Batches, EveryImage, make_loader
 from irpe.train.task import Task
 
@@ -51,7 +52,7 @@ def describe_run(task: Task, num_parameters: int, device: torch.device) -> dict[
         **describe_data(task),
         "device": describe_device(device),
         "budget": describe_budget(
-            config, "" if config.encoding == "none" else f"{config.table_lr:g}"
+            config, f"{config.table_lr:g}" if learns_tables(config.encoding) else ""
         ),
     }
 
