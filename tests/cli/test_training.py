@@ -128,6 +128,7 @@ def test_resume_takes_everything_from_the_run(run):
         (["ablate", "--table", "7"], "--table '7' is not one of 1, 2, 3, 4, modern"),
         (["ablate", "--table", "1", "--buckets"], "cannot be combined"),
         (["ablate", "--grid", "5"], "--grid 5 does not divide the image of 28 pixels"),
+        (["ablate", "--encoding", "shaw"], "write --row NAME=ENCODING for each, as in --row mine="),
         (["ablate", "--row", "K"], "is not of the form NAME=ENCODING"),
         (["ablate", "--row", "K=shaw", "--row", "K=huang"], "two have the same name"),
         (["ablate", "--row", "K=produkt-bias-k"], "produkt"),
@@ -147,6 +148,15 @@ def test_errors_are_one_line_and_leave_nothing(tmp_path, arguments, message):
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "checkpoint.pt"])
+def test_a_file_of_a_saved_model_is_not_the_model(name, tmp_path):
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / name).write_bytes(b"")
+    done = irpe("eval", f"tuned/{name}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"tuned/{name} is one file of a saved model or run: pass its folder, tuned" in done.stderr
 
 
 def test_an_ablation_is_not_a_run(tmp_path):
@@ -186,6 +196,7 @@ def on_folder(tmp_path):
     make_images(tmp_path / "data")
     done = irpe("train", "laptop", "--data", "data", *QUICK, "--batch-size", "8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "top-5" not in done.stdout  # there are two classes
     return tmp_path, irpe("eval", "runs/laptop", "--json", cwd=tmp_path).stdout
 
 
@@ -194,6 +205,7 @@ def test_images_that_a_run_was_trained_on_do_not_count(tmp_path):
     whole = ["--data", "data/train", "--holdout", "0.25", "--batch-size", "4"]
     assert irpe("train", "laptop", *QUICK, *whole, cwd=tmp_path).returncode == 0
     own = irpe("eval", "runs/laptop", cwd=tmp_path).stdout
+    assert re.match(r"top-1 [\d.]+  loss ", own)  # every class is among the first five
     assert own.endswith(f"(4 images: the part of {tmp_path}/data/train held out in training)\n")
     (tmp_path / "link").symlink_to("data")
     for same in ("data/train", str(tmp_path / "data/train/"), "link/train"):

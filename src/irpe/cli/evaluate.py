@@ -20,6 +20,8 @@ from irpe.train.configs import KINDS, Config
 from irpe.train.detection.config import DetectorConfig
 from irpe.train.segmentation.config import SegmenterConfig
 
+_INSIDE = (".safetensors", ".json", ".pt")  # files of a saved model or run; the authors' are .pth
+
 EPILOG = """
 **Examples**
 
@@ -94,11 +96,13 @@ def evaluate(
         raise ValueError(f"--threshold {threshold}: a score is a number of 0 to 1")
     check_choice("--precision", precision, PRECISIONS)
     is_published = path.is_file() or path.suffix == ".pth"
+    if path.is_file() and path.suffix in _INSIDE:
+        raise ValueError(f"{path} is one file of a saved model or run: pass its folder, {path.parent}")
     path = path if is_published else find_model(path)
     if data is not None:
         check_exists(data)
     from irpe.cli.bars import ProgressBar
-    from irpe.train.classification.scores import check_broken
+    from irpe.train.classification.scores import TOP, check_broken
     from irpe.train.classification.scores import evaluate as score_of
     from irpe.train.classification.transforms import eval_images
     from irpe.train.processes import make_accelerator
@@ -153,8 +157,9 @@ def evaluate(
         typer.echo(json.dumps(values))
         return
     broken = f", {score.num_broken} unreadable left out" if score.num_broken else ""
+    top5 = f"top-5 {score.top5:.2f}  " if len(source.classes) > TOP else ""
     typer.echo(
-        f"top-1 {score.top1:.2f}  top-5 {score.top5:.2f}  loss {score.loss:.4f}  "
+        f"top-1 {score.top1:.2f}  {top5}loss {score.loss:.4f}  "
         f"({score.num_images:,} images: {val.words}{broken})"
     )
 

@@ -178,7 +178,7 @@ def _run(
     if is_shown:
         for line in _warn(fitted, config):
             typer.echo(line, err=True)
-        typer.echo("\n".join(_end(fitted, config, directory)))
+        typer.echo("\n".join(_end(fitted, trainer.config, directory)))
 
 
 def _warn(fitted: "FitResult", config: RunConfig) -> list[str]:
@@ -194,7 +194,11 @@ def _warn(fitted: "FitResult", config: RunConfig) -> list[str]:
 
 def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     """Returns what was reached, where it is, and what to do next."""
+    from irpe.train.classification.scores import TOP
+
     scores = {} if fitted.score is None else fitted.score.row()
+    if len(config.classes) <= TOP:
+        scores.pop("top5", None)
     shown = shlex.quote(str(directory))
     change = f"the attention's output changes by {fitted.effect or 0.0:.1%} without the encoding"
     lines = [
