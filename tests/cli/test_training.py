@@ -156,7 +156,9 @@ def test_a_file_of_a_saved_model_is_not_the_model(name, tmp_path):
     (tmp_path / "tuned" / name).write_bytes(b"")
     done = irpe("eval", f"tuned/{name}", cwd=tmp_path)
     assert done.returncode == 1
-    assert f"tuned/{name} is one file of a saved model or run: pass its folder, tuned" in done.stderr
+    assert (
+        f"tuned/{name} is one file of a saved model or run: pass its folder, tuned" in done.stderr
+    )
 
 
 def test_an_ablation_is_not_a_run(tmp_path):

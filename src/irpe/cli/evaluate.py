@@ -97,7 +97,9 @@ def evaluate(
     check_choice("--precision", precision, PRECISIONS)
     is_published = path.is_file() or path.suffix == ".pth"
     if path.is_file() and path.suffix in _INSIDE:
-        raise ValueError(f"{path} is one file of a saved model or run: pass its folder, {path.parent}")
+        raise ValueError(
+            f"{path} is one file of a saved model or run: pass its folder, {path.parent}"
+        )
     path = path if is_published else find_model(path)
     if data is not None:
         check_exists(data)

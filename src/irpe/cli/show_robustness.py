@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from irpe.cli.bars import ProgressBar
-from irpe.cli.validation import open_val
 from irpe.cli.load import find_model
 from irpe.cli.show_common import Labels, describe_runs
+from irpe.cli.validation import open_val
 from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track

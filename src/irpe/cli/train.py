@@ -167,9 +167,7 @@ def _run(
         with ProgressBar() as bar:
             task = open_run(config, directory, accelerator, bar)
             trainer = Trainer(task, directory, accelerator, bar)
-            fitted = run_to_end(
-                trainer, partial(_begin, trainer, notes) if is_shown else None
-            )
+            fitted = run_to_end(trainer, partial(_begin, trainer, notes) if is_shown else None)
     except StoppedError as stop:
         if is_shown:
             typer.echo(str(stop), err=True)
@@ -221,7 +219,9 @@ def _begin(trainer: "Trainer", notes: list[str] | None) -> None:
     facts = describe_run(trainer.task, count, trainer.accelerator.device)
     facts["output"] = str(trainer.directory)
     of_steps = [] if notes is None or trainer.note is None else [trainer.note]
-    said = [line for note in (*(notes or []), *of_steps, *trainer.task.notes) for line in wrap(note)]
+    said = [
+        line for note in (*(notes or []), *of_steps, *trainer.task.notes) for line in wrap(note)
+    ]
     typer.echo("\n".join([*format_facts(facts), *said]), err=True)
 
 

@@ -15,7 +15,6 @@ from irpe.train.classification.sources import Source
 from irpe.train.classification.transforms import Batch, LabelledImages
 from irpe.train.sampling import every_batch
 
-
 TOP = 5  # of the classes; of so many or fewer, every image's class is among them
 
 
