@@ -21,6 +21,7 @@ ENCODINGS = {
     "absolute": ("none", "keep"),
     "none": ("none", "none"),
     "rope": ("rope-axial", "none"),
+    "alibi": ("alibi-2d", "none"),
     "rope + K": ("rope-axial+product-contextual-k", "none"),
 }
 
@@ -156,6 +157,33 @@ def test_an_encoding_that_did_nothing_is_no_comparison():
     assert "the attention's output changes by 0.01%)" in words[0]
     assert not any("use K" in line for line in words)
     assert "0.0% (!)" in markdown_table(rows)
+
+
+@pytest.mark.parametrize("names", [("K", "none"), ("K", "Q")])
+def test_a_row_that_is_not_compared_gets_neither_a_verdict_nor_the_next_command(names):
+    rows = [row(name, 60, 64, effect=0.0001) for name in names]
+    words = answer(rows, "laptop_64", "cats")
+    assert words[0].startswith("K is no comparison")
+    assert not any("keep" in line or "tie" in line for line in words)
+    assert words[-1] == (
+        "Next: the same command with more --epochs or a higher --table-lr, and another -o"
+    )
+    assert len(sentences(rows)) == 1
+
+
+@pytest.mark.parametrize(("name", "has_rate"), [("rope", False), ("alibi", False), ("K", True)])
+def test_a_rate_of_tables_is_no_remedy_without_tables(name, has_rate):
+    words = answer([row("none", 60, 64), row(name, 60, 64, effect=0.0)], "laptop", "cats")
+    assert ("--table-lr" in words[0]) == has_rate
+    assert ("--table-lr" in words[-1]) == has_rate
+
+
+def test_others_are_compared_where_one_row_is_not():
+    rows = [row("K", 60, 64, effect=0.0001), row("none", 20, 24), row("V", 90, 94)]
+    words = answer(rows, "laptop_64", "cats")
+    assert words[1].startswith("Images as they are: use V, ")
+    assert " points over none, at" in words[1]
+    assert "K (" not in " ".join(sentences(rows))
 
 
 def test_rotary_or_relative_is_answered_where_there_are_both():

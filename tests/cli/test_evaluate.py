@@ -15,7 +15,22 @@ import irpe
 
 SPEC = "product-contextual-k"
 HALF, IMAGENET = ([0.5] * 3, [0.5] * 3), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+CLIP = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711])
+VISION = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+    "patch_size": 8, "image_size": 32,
+}  # fmt: skip
+
+
+def make_with_text(name, vision=VISION):
+    """Returns a classifier whose configuration has one for images and one for texts."""
+    config = getattr(transformers, f"{name}Config")(vision_config=vision, num_labels=5)
+    return getattr(transformers, f"{name}ForImageClassification")(config)
+
+
 MODELS = {
+    "CLIP of transformers": (lambda: make_with_text("CLIP"), CLIP),
+    "SigLIP of transformers": (lambda: make_with_text("Siglip"), HALF),
     "ViT of transformers": (lambda: make_vit(image_size=32), HALF),
     "DINOv2 of transformers": (make_dinov2, IMAGENET),
     "Swin of transformers": (lambda: make_swin(image_size=32), IMAGENET),
@@ -76,6 +91,15 @@ def test_images_that_are_not_square(tmp_path):
     done = command("eval", "model", "--data", ".", cwd=tmp_path)
     assert done.returncode == 1
     assert "images of (16, 40) pixels; irpe eval crops squares" in done.stderr
+
+
+def test_a_model_that_takes_patches(tmp_path):
+    vision = {name: value for name, value in VISION.items() if name != "image_size"}
+    model = irpe.equip(make_with_text("Siglip2", vision), SPEC)
+    irpe.save_equipped(model, tmp_path / "model")
+    done = command("eval", "model", "--data", ".", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Siglip2ForImageClassification, which has no image size" in done.stderr
 
 
 def test_a_model_that_is_not_a_classifier(tmp_path):

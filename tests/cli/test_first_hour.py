@@ -6,6 +6,7 @@ from subprocess import PIPE
 import pytest
 from cli.terminal import irpe
 from PIL import Image
+from torch import nn
 from train.processes import start
 
 pytest.importorskip("typer", reason="needs the extra 'cli'")
@@ -13,7 +14,9 @@ pytest.importorskip("timm", reason="needs the extra 'train'")
 pytest.importorskip("accelerate", reason="needs the extra 'train'")
 
 from irpe.cli.fields import change_config
+from irpe.cli.train import _warn
 from irpe.recipes import RECIPES
+from irpe.train.engine import FitResult
 
 TINY = '{"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 7}'
 
@@ -56,6 +59,54 @@ def test_a_recipe_without_an_encoding_says_which_option_gives_one(tmp_path):
     assert said not in given.stderr
     for done in (chosen, given):
         assert max(map(len, (done.stderr + done.stdout).splitlines())) <= 80
+
+
+def write_images(folder, count, mode="L"):
+    """Writes images of two classes into one folder of class folders."""
+    for index in range(count):
+        path = folder / "ab"[index % 2]
+        path.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((28, 28), 20 + index).convert(mode).save(path / f"{index}.png")
+
+
+def test_images_left_out_of_an_epoch_are_told_when_a_run_begins(tmp_path):
+    write_images(tmp_path / "data", 25)
+    short = ["--data", "data", "--holdout", "0.2", "--epochs", "1", "--model-args", TINY]
+    told = "1 step per epoch, 4 of 20 images left out of each: --batch-size 2 gives 10"
+    run = ["train", "laptop", *short, "--batch-size", "16"]
+    begun = irpe(*run, cwd=tmp_path)
+    assert begun.returncode == 0, begun.stderr
+    assert begun.stderr.splitlines().count(told) == 1
+    assert told not in irpe("train", "--resume", "runs/laptop", cwd=tmp_path).stderr
+    assert "per epoch" not in irpe(*run[:-1], "2", "-o", "b", cwd=tmp_path).stderr
+    more = irpe(*run[:-1], "32", "-o", "c", cwd=tmp_path)
+    assert "is more than the 20 images: choose a smaller one, such as 2" in more.stderr
+
+
+def test_the_size_and_the_colours_of_the_input_are_told(tmp_path):
+    write_images(tmp_path / "grey", 10, "RGB")
+    for index, path in enumerate(sorted((tmp_path / "grey").rglob("*.png"))):
+        other = tmp_path / "colour" / path.parent.name
+        other.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (28, 28), (20 * index, 90, 160)).save(other / path.name)
+    short = ["--holdout", "0.2", "--epochs", "1", "--model-args", TINY, "--batch-size", "2"]
+    lost = "the images have colours, and are made grey: --channels 3 keeps the colours"
+    said = {}
+    for data, channels in (("grey", "1"), ("colour", "1"), ("colour", "3")):
+        options = ["--data", data, "--channels", channels, "-o", data + channels]
+        said[data, channels] = irpe("train", "laptop", *short, *options, cwd=tmp_path).stderr
+    assert "\ninput     28 x 28 pixels, grey\n" in said["colour", "1"]
+    assert "\ninput     28 x 28 pixels, colour\n" in said["colour", "3"]
+    assert [lost in text for text in said.values()] == [False, True, False]
+
+
+@pytest.mark.parametrize(("encoding", "names"), [("shaw", True), ("rope-axial", False)])
+def test_an_encoding_without_tables_is_not_told_to_raise_their_rate(encoding, names):
+    fitted = FitResult(nn.Identity(), [{"effect": 0.0001}], None)
+    said = " ".join(_warn(fitted, RECIPES["laptop"]().replace(encoding=encoding)))
+    assert said.startswith("warning: the encoding is next to nothing")
+    assert ("tables" in said) == names
+    assert "train longer" in said
 
 
 WITHOUT_TORCH = [

@@ -126,3 +126,13 @@ def test_errors_are_one_line_and_come_before_the_work(irpe, arguments, message):
     assert line.startswith("irpe: ")
     assert message in line
     assert "\n" not in line
+
+
+def test_the_path_of_a_model_is_not_a_name(irpe, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("saved", SMALL):
+        (tmp_path / name).mkdir()
+    assert "MODEL 'saved' is a path: irpe profile takes the name of a model" in irpe(
+        "profile", "saved"
+    )
+    assert irpe("profile", SMALL, "--resolution", "64", "--rounds", "0").startswith(SMALL)

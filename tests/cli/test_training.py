@@ -84,6 +84,13 @@ def test_a_directory_with_a_run_in_it_is_not_overwritten(run):
     assert "--resume runs/laptop, or choose another folder, -o runs/laptop-none" in done.stderr
 
 
+def test_a_misspelt_encoding_is_told_before_a_folder_that_is_taken(run):
+    done = irpe("train", "laptop", "--encoding", "produkt-bias-k", cwd=run)
+    assert done.returncode == 1
+    assert "produkt" in done.stderr
+    assert "holds a run" not in done.stderr
+
+
 def test_resume_takes_everything_from_the_run(run):
     done = irpe("train", "--resume", "runs/laptop", "--epochs", "3", cwd=run)
     assert "--resume cannot be combined with" in done.stderr
@@ -115,10 +122,13 @@ def test_resume_takes_everything_from_the_run(run):
         (["show", "buckets", "product-contextual-k@1e300"], "write a smaller ratio or beta"),
         (["show", "robustness", ".", "--sizes", "9" * 5000], "write integers such as"),
         (["profile", "--resolutions", "9" * 5000], "write sizes such as"),
+        (["train", "laptop", "--model", "deit_small"], "mean 'deit_small_patch16_224'?"),
+        (["train", "laptop", "--flip", "0.5", "--model", "vit_tiny"], "irpe: model 'vit_tiny' is"),
         (["train", "laptop", "--model", "resnet18"], "'resnet18' is not a vision transformer"),
         (["ablate", "--table", "7"], "--table '7' is not one of 1, 2, 3, 4, modern"),
         (["ablate", "--table", "1", "--buckets"], "cannot be combined"),
         (["ablate", "--grid", "5"], "--grid 5 does not divide the image of 28 pixels"),
+        (["ablate", "--encoding", "shaw"], "write --row NAME=ENCODING for each, as in --row mine="),
         (["ablate", "--row", "K"], "is not of the form NAME=ENCODING"),
         (["ablate", "--row", "K=shaw", "--row", "K=huang"], "two have the same name"),
         (["ablate", "--row", "K=produkt-bias-k"], "produkt"),
@@ -138,6 +148,17 @@ def test_errors_are_one_line_and_leave_nothing(tmp_path, arguments, message):
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "checkpoint.pt"])
+def test_a_file_of_a_saved_model_is_not_the_model(name, tmp_path):
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / name).write_bytes(b"")
+    done = irpe("eval", f"tuned/{name}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert (
+        f"tuned/{name} is one file of a saved model or run: pass its folder, tuned" in done.stderr
+    )
 
 
 def test_an_ablation_is_not_a_run(tmp_path):
@@ -177,7 +198,26 @@ def on_folder(tmp_path):
     make_images(tmp_path / "data")
     done = irpe("train", "laptop", "--data", "data", *QUICK, "--batch-size", "8", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "top-5" not in done.stdout  # there are two classes
     return tmp_path, irpe("eval", "runs/laptop", "--json", cwd=tmp_path).stdout
+
+
+def test_images_that_a_run_was_trained_on_do_not_count(tmp_path):
+    make_images(tmp_path / "data")
+    whole = ["--data", "data/train", "--holdout", "0.25", "--batch-size", "4"]
+    assert irpe("train", "laptop", *QUICK, *whole, cwd=tmp_path).returncode == 0
+    own = irpe("eval", "runs/laptop", cwd=tmp_path).stdout
+    assert re.match(r"top-1 [\d.]+  loss ", own)  # every class is among the first five
+    assert own.endswith(f"(4 images: the part of {tmp_path}/data/train held out in training)\n")
+    (tmp_path / "link").symlink_to("data")
+    for same in ("data/train", str(tmp_path / "data/train/"), "link/train"):
+        assert irpe("eval", "runs/laptop", "--data", same, cwd=tmp_path).stdout == own
+    other = irpe("eval", "runs/laptop", "--data", "data/val", cwd=tmp_path).stdout
+    assert other.endswith("(16 images: all of data/val)\n")
+    other = irpe("eval", "runs/laptop", "--data", "data", cwd=tmp_path).stdout
+    assert other.endswith("(16 images: the val split of data)\n")
+    refused = irpe("eval", "runs/laptop", "--data", "data/train", "--root", "x", cwd=tmp_path)
+    assert "root 'x' is for datasets with a name" in refused.stderr
 
 
 def test_data_whose_classes_were_renamed_is_refused(on_folder):
@@ -214,7 +254,9 @@ def test_an_ablation_ends_in_an_answer_and_finished_runs_are_kept(tmp_path):
     done = irpe("ablate", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "images   16 to train on, 16 to evaluate on" in done.stderr
+    assert "input    28 x 28 pixels, grey\n" in done.stderr
     assert "classes  2: a, b" in done.stderr
+    assert "note     2 steps per epoch: --batch-size 2 gives 8\n" in done.stderr
     assert "output   runs/ablation-data-absolute-K" in done.stderr
     assert "[4/4] " in done.stderr
     assert ", moved by 1 " in done.stderr

@@ -1,13 +1,16 @@
 """Rates of tables and positions in a run, and whether the encoding does anything."""
 
 import pytest
+import timm
 import torch
 from train.little import CONFIG, task, train, trainer
 
+import irpe
 from irpe.core.rates import ABSOLUTE_LR, TABLE_LR
+from irpe.profile.cost import COMPARED
 from irpe.recipes import RECIPES
 from irpe.train import optim
-from irpe.train.optim import build_optimizer, build_schedule
+from irpe.train.optim import build_optimizer, build_schedule, learns_tables, rate_fields
 from irpe.train.overview import describe_run, effect_on_images
 from irpe.train.processes import make_accelerator
 from irpe.train.runs import read_metrics
@@ -86,5 +89,14 @@ def test_a_run_is_described():
     assert facts["classes"] == "10: T-shirt, trouser, pullover, dress, coat, ..."
     assert facts["device"].startswith("cpu, ")
     assert facts["budget"] == "2 epochs, batch 8, learning rate 0.01 (7 times that for tables)"
-    plain = describe_run(task(BOTH.replace(encoding="none")), 1234, torch.device("cpu"))
-    assert plain["budget"] == "2 epochs, batch 8, learning rate 0.01"
+    for encoding in ("none", "rope-axial", "alibi-2d"):
+        plain = describe_run(task(BOTH.replace(encoding=encoding)), 1234, torch.device("cpu"))
+        assert plain["budget"] == "2 epochs, batch 8, learning rate 0.01"
+
+
+@pytest.mark.parametrize("encoding", [*COMPARED, "none", "rope-axial+alibi-2d"])
+def test_which_encodings_have_a_rate_of_tables(encoding):
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", depth=1)
+        model = irpe.equip(model, encoding, absolute="none")
+    assert learns_tables(encoding) == ("table_lr" in rate_fields(model).values())

@@ -72,3 +72,9 @@ def test_the_picture_in_the_package_is_drawn_by_its_script(tmp_path, monkeypatch
     drawn, shipped = torch.tensor(drawn), torch.tensor(shipped)
     assert default_image().size == (224, 224)
     assert (drawn - shipped).abs().double().mean() < 1  # releases of Pillow differ at edges
+
+
+@pytest.mark.parametrize("path", ["x.jpg", Path("x.jpg")])
+def test_a_path_in_place_of_a_picture(path):
+    with pytest.raises(TypeError, match=r"pass irpe\.viz\.read_image\('x\.jpg'\)"):
+        image_input(vit(), path)

@@ -6,7 +6,7 @@ import shlex
 import statistics
 from collections.abc import Sequence
 
-from irpe.ablation.rotary import kind_of, rotary_or_relative
+from irpe.ablation.rotary import rotary_or_relative
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import RowResult, compare, difference
 from irpe.ablation.tuning import FACTORS_TEXT
@@ -15,15 +15,17 @@ from irpe.core.encodings.spec import RPESpec
 from irpe.profile.catalogue import LINES
 from irpe.recipes import RECIPES
 from irpe.train.config import EMBEDDED, RunConfig
+from irpe.train.optim import learns_tables
 
 _OF_ROWS = {"data", "encoding", "absolute", "seed"}  # named elsewhere
 _RATES = {"table_lr", "absolute_lr"}  # of rows as well, where they were searched
 
 
 def find_reference(rows: Sequence[RowResult]) -> RowResult:
-    """Returns the row that others are compared with: absolute if there is one, else the first."""
+    """Returns the row that others are compared with: absolute, else the first with an effect."""
     plain = [row for row in rows if (row.row.encoding, row.row.absolute) == ("none", "keep")]
-    return (plain or list(rows))[0]
+    active = [row for row in rows if not row.is_idle]
+    return (plain or active or list(rows))[0]
 
 
 def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = "") -> list[str]:
@@ -54,7 +56,8 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = ""
         text += rotary_or_relative(others)
     text += [*_rates(rows), *_meanings(rows)]
     if idle and not others:
-        more = " or a higher --table-lr" if "--table-lr" in text[0] else ""
+        has_rate = any("--table-lr" in _remedy(row) for row in idle)
+        more = " or a higher --table-lr" if has_rate else ""
         return [*text, f"Next: the same command with more --epochs{more}, and another -o"]
     if len(rows) == 1:
         return ["One row: there is nothing to compare it with.", *text, _another_row(reference.row)]
@@ -68,7 +71,7 @@ def _another_row(row: AblationRow) -> str:
 
 
 def _remedy(row: RowResult) -> str:
-    has_rate = not row.row.rates and kind_of(row) != "rotary"
+    has_rate = not row.row.rates and learns_tables(row.row.encoding)
     return "train longer, or raise --table-lr" if has_rate else "train longer"
 
 

@@ -11,6 +11,7 @@ from irpe.ablation.machine import choose_jobs, gpus, program_memory
 from irpe.ablation.tuning import FACTORS_TEXT, HELD_OUT
 from irpe.progress import NO_PROGRESS
 from irpe.train.engine import Trainer
+from irpe.train.optim import learns_tables
 from irpe.train.overview import describe_budget, describe_data
 from irpe.train.processes import make_accelerator
 
@@ -45,17 +46,20 @@ def plan_runs(
     if accelerator.num_processes > 1:
         raise ValueError("an ablation starts processes of its own: start it without torchrun")
     tasks, directory = tasks_of_rows(cells, task), cells[0].directory
-    counts: list[int] = []
+    counts, notes = list[int](), dict.fromkeys(task.notes)
     for each in tasks.values():
         trainer = Trainer(each, directory, accelerator, NO_PROGRESS)
         counts.append(sum(parameter.numel() for parameter in trainer.raw.parameters()))
+        notes |= dict.fromkeys([trainer.note] if trainer.note else [])
     need = program_memory() + max(map(training_memory, tasks.values()))
     devices = tuple(gpus())
     chosen = choose_jobs(jobs, len(cells), need, len(devices))
     where = "GPU" if devices else "CPU"
     seeds = len(cells) // len(tasks)
     config = cells[0].config
-    budget = describe_budget(config, FACTORS_TEXT if trials else f"{config.table_lr:g}")
+    has_tables = any(learns_tables(each.config.encoding) for each in tasks.values())
+    rate = f"{config.table_lr:g}" if has_tables else ""
+    budget = describe_budget(config, FACTORS_TEXT if trials else rate)
     facts = {
         "model": f"{task.model_name}, {min(counts):,} to {max(counts):,} parameters",
         "rows": ", ".join(tasks),
@@ -63,6 +67,8 @@ def plan_runs(
         "device": f"{where}, {chosen} cell{'s' * (chosen > 1)} at a time, one thread each",
         "budget": f"{seeds} seed{'s' * (seeds > 1)}, {budget}",
     }
+    if notes:
+        facts["note"] = "; ".join(notes)
     if trials:
         facts["search"] = _plan_search(trials, task, accelerator)
     return RunPlan(chosen, devices, facts)

@@ -150,7 +150,7 @@ def _search(measure: Measure) -> str:
 def sentences(rows: Sequence[RowResult]) -> list[str]:
     """Returns what the data does and does not support, compared with one row, in plain words."""
     reference = find_reference(rows)
-    others = [row for row in rows if row is not reference]
+    others = [row for row in rows if row is not reference and not row.is_idle]
     count, shifts = len(reference.results[0].values()), reference.measure.shifts
     seeds = min(len(row.results) for row in rows)
     text = [

@@ -93,9 +93,15 @@ def compare(
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+    encoding: Annotated[str | None, typer.Option(hidden=True)] = None,
     changes: dict[str, Any] | None = None,
 ) -> None:
     """Compare encodings on your images: equal budget, several seeds, an answer in plain words."""
+    if encoding is not None:  # an option of irpe train
+        raise ValueError(
+            f"--encoding {encoding}: irpe ablate compares rows, each with an encoding; write --row "
+            f"NAME=ENCODING for each, as in --row mine={encoding} --row absolute=none,keep"
+        )
     require_installed("train", "accelerate", "timm")
     require_installed("viz", "matplotlib")
     from irpe.train.data_check import check_data

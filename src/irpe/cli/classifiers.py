@@ -16,6 +16,11 @@ from irpe.train.classification.config import ClassifierConfig
 _PROCESSOR = "preprocessor_config.json"  # which transformers' image processors write
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+_CLIP = {
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "std": (0.26862954, 0.26130258, 0.27577711),
+}
+_OF_FAMILIES = {"vit": _HALF, "siglip": _HALF, "clip": _CLIP, "metaclip_2": _CLIP}
 _CROP = 0.875  # 224 of 256 pixels, as torchvision's weights
 
 
@@ -109,14 +114,20 @@ def _of_timm(model: Any) -> Classifier:
 
 def _of_transformers(model: Any, path: Path) -> Classifier:
     own = model.config
+    vision = getattr(own, "vision_config", own)  # CLIP and SigLIP have one for texts, too
+    if not hasattr(vision, "image_size"):
+        raise ValueError(
+            f"{path} holds a {type(model).__name__}, which has no image size (it takes patches): "
+            "irpe eval takes models of square images; evaluate it with its own processor in Python"
+        )
     config = ClassifierConfig(
         model=type(model).__name__,
         data="",
-        image_size=_side(own.image_size),
-        channels=own.num_channels,
+        image_size=_side(vision.image_size),
+        channels=vision.num_channels,
         crop=1.0,
     )
-    preparation = _read_processor(path) or (_HALF if own.model_type == "vit" else _IMAGENET)
+    preparation = _read_processor(path) or _OF_FAMILIES.get(own.model_type, _IMAGENET)
     return Classifier(LogitsOf(model), config, preparation)
 
 

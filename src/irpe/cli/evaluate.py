@@ -11,6 +11,7 @@ from irpe.cli.devices import RUN_PANEL, Device, Threads, use_threads
 from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.evaluate_pixels import evaluate_pixels
 from irpe.cli.load import find_model, load_model
+from irpe.cli.validation import open_val
 from irpe.core.choices import check_choice
 from irpe.extras import require_installed
 from irpe.train.classification.config import ClassifierConfig
@@ -18,6 +19,8 @@ from irpe.train.config import PRECISIONS, RUN_FILE, check_exists
 from irpe.train.configs import KINDS, Config
 from irpe.train.detection.config import DetectorConfig
 from irpe.train.segmentation.config import SegmenterConfig
+
+_INSIDE = (".safetensors", ".json", ".pt")  # files of a saved model or run; the authors' are .pth
 
 EPILOG = """
 **Examples**
@@ -93,11 +96,15 @@ def evaluate(
         raise ValueError(f"--threshold {threshold}: a score is a number of 0 to 1")
     check_choice("--precision", precision, PRECISIONS)
     is_published = path.is_file() or path.suffix == ".pth"
+    if path.is_file() and path.suffix in _INSIDE:
+        raise ValueError(
+            f"{path} is one file of a saved model or run: pass its folder, {path.parent}"
+        )
     path = path if is_published else find_model(path)
     if data is not None:
         check_exists(data)
     from irpe.cli.bars import ProgressBar
-    from irpe.train.classification.scores import check_broken
+    from irpe.train.classification.scores import TOP, check_broken
     from irpe.train.classification.scores import evaluate as score_of
     from irpe.train.classification.transforms import eval_images
     from irpe.train.processes import make_accelerator
@@ -129,9 +136,8 @@ def evaluate(
         )
     if root is not None and data is None:
         raise ValueError(f"--root {root}: it belongs to --data NAME, which is missing")
-    if data is not None:
-        config = config.replace(data=data, root=root, holdout=0.0)
-    source = open_val(config, model, is_own=data is None)
+    val = open_val(config, model, data, root)
+    config, source = val.config, val.source
     model = model.to(accelerator.device)
     images = eval_images(source, config, preparation)
     with ProgressBar() as bar:
@@ -143,6 +149,7 @@ def evaluate(
         values = {
             "path": str(path),
             "data": config.data,
+            "images": val.part,
             "top1": score.top1,
             "top5": score.top5,
             "loss": score.loss,
@@ -152,9 +159,10 @@ def evaluate(
         typer.echo(json.dumps(values))
         return
     broken = f", {score.num_broken} unreadable left out" if score.num_broken else ""
+    top5 = f"top-5 {score.top5:.2f}  " if len(source.classes) > TOP else ""
     typer.echo(
-        f"top-1 {score.top1:.2f}  top-5 {score.top5:.2f}  loss {score.loss:.4f}  "
-        f"({score.num_images:,} images of {config.data}{broken})"
+        f"top-1 {score.top1:.2f}  {top5}loss {score.loss:.4f}  "
+        f"({score.num_images:,} images: {val.words}{broken})"
     )
 
 
@@ -177,21 +185,3 @@ def _load(path: Path, is_published: bool) -> tuple[Any, Config, Mapping[str, Any
     if classifier.note is not None:
         typer.echo(classifier.note, err=True)
     return classifier.model, classifier.config, classifier.preparation
-
-
-def open_val(config: ClassifierConfig, model: Any, is_own: bool) -> Any:
-    """Returns the validation images; a run's own data has the classes that it was trained on."""
-    from irpe.train.classification.sources import open_evaluation, open_images
-
-    if not config.data:
-        raise ValueError("--data is missing: the images to evaluate on")
-    if is_own:
-        source = open_images(config.data, config.root, config.holdout)[1]
-    else:
-        source = open_evaluation(config.data, config.root)
-    config.check_classes(source.classes)
-    if len(source.classes) != model.num_classes:
-        raise ValueError(
-            f"{config.data} has {len(source.classes)} classes, the model {model.num_classes}"
-        )
-    return source

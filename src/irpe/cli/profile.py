@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from irpe.cli.bars import ProgressBar
 from irpe.cli.formats import Format, Report
+from irpe.extras import require
 from irpe.files import check_writable, write_text
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def profile(
     """Parameters, MACs, time and memory of a model with encodings."""
     if output is not None:
         check_writable(output)
+    _check_name(model)
     measured = {"--resolution": resolution, "--batch": batch, "--rounds": rounds}
     if paper:
         others = {"MODEL": model, "--encoding": encoding, "--resolutions": resolutions}
@@ -82,6 +84,18 @@ def profile(
     else:
         write_text(output, text + "\n")
         typer.echo(f"written to {output}")
+
+
+def _check_name(model: str | None) -> None:
+    """Raises an error for the path of a model, unless it is also the name of one."""
+    if model is None or not Path(model).exists():
+        return
+    timm: Any = require("timm", "timm")
+    if not timm.is_model(model):
+        raise ValueError(
+            f"MODEL {model!r} is a path: irpe profile takes the name of a model of timm, such as "
+            f"{_MODEL}; for a model in memory there is irpe.profile.count_macs"
+        )
 
 
 def _refuse(option: str, others: dict[str, object]) -> None:

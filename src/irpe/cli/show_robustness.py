@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from irpe.cli.bars import ProgressBar
-from irpe.cli.evaluate import open_val
 from irpe.cli.load import find_model
 from irpe.cli.show_common import Labels, describe_runs
+from irpe.cli.validation import open_val
 from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
@@ -114,12 +114,10 @@ def _open(
     runs: list[EvaluatedRun] = []
     for path in paths:
         config, model = read_classifier(path), load_run(path)
-        if data is not None:
-            config = config.replace(data=data, root=None, holdout=0.0)
-        source = open_val(config, model, is_own=data is None)
+        val = open_val(config, model, data)
         sizes = sizes or default_sizes(config, model)
-        check_conditions(path, config, model, sizes, moves)
-        runs.append(EvaluatedRun(path, config, source))
+        check_conditions(path, val.config, model, sizes, moves)
+        runs.append(EvaluatedRun(path, val.config, val.source))
     return runs, sizes or []
 
 

@@ -101,6 +101,7 @@ def train(
     from irpe.train.data_check import check_data
 
     check_data(config)
+    _check_encoding(config.encoding)
     check_output(directory, config)
     use_threads(threads)
     _run(config, directory, device, log, notes)
@@ -125,6 +126,14 @@ def _configure(
     return change_config(config.replace(classes=()), changes)
 
 
+def _check_encoding(text: str) -> None:
+    """Raises an error for a text that is not an encoding; torch is not needed to see none."""
+    if text != "none":
+        from irpe.core.encodings import parse_encoding
+
+        parse_encoding(text)
+
+
 def _name_of(file: Path | None) -> str:
     """Returns what a run is called whose configuration is in a file: run.json is in a run."""
     if file is None or file.name == RUN_FILE:
@@ -144,7 +153,6 @@ def _run(
     config: RunConfig, directory: Path, device: str, log: str | None, notes: list[str] | None
 ) -> None:
     """Trains, and prints what and how well; a run that is resumed has no notes."""
-    from irpe.adapters.effect import warn_of_effect
     from irpe.cli.bars import ProgressBar
     from irpe.train.engine import Trainer, run_to_end
     from irpe.train.processes import make_accelerator
@@ -159,23 +167,36 @@ def _run(
         with ProgressBar() as bar:
             task = open_run(config, directory, accelerator, bar)
             trainer = Trainer(task, directory, accelerator, bar)
-            fitted = run_to_end(
-                trainer, partial(_begin, trainer, notes or []) if is_shown else None
-            )
+            fitted = run_to_end(trainer, partial(_begin, trainer, notes) if is_shown else None)
     except StoppedError as stop:
         if is_shown:
             typer.echo(str(stop), err=True)
             typer.echo(f"go on with: irpe train --resume {shlex.quote(str(directory))}", err=True)
         sys.exit(128 + stop.number)
     if is_shown:
-        for warning in warn_of_effect(1.0 if fitted.effect is None else fitted.effect):
-            typer.echo("\n".join(wrap(warning)), err=True)
-        typer.echo("\n".join(_end(fitted, config, directory)))
+        for line in _warn(fitted, config):
+            typer.echo(line, err=True)
+        typer.echo("\n".join(_end(fitted, trainer.config, directory)))
+
+
+def _warn(fitted: "FitResult", config: RunConfig) -> list[str]:
+    """Returns what to say of an encoding that did next to nothing; without tables, not of them."""
+    from irpe.adapters.effect import warn_of_effect
+    from irpe.train.optim import learns_tables
+
+    warnings = warn_of_effect(1.0 if fitted.effect is None else fitted.effect)
+    if not learns_tables(config.encoding):
+        warnings = [f"{warning.partition(';')[0]}; train longer" for warning in warnings]
+    return [line for warning in warnings for line in wrap(warning)]
 
 
 def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     """Returns what was reached, where it is, and what to do next."""
+    from irpe.train.classification.scores import TOP
+
     scores = {} if fitted.score is None else fitted.score.row()
+    if len(config.classes) <= TOP:
+        scores.pop("top5", None)
     shown = shlex.quote(str(directory))
     change = f"the attention's output changes by {fitted.effect or 0.0:.1%} without the encoding"
     lines = [
@@ -190,14 +211,17 @@ def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     return lines
 
 
-def _begin(trainer: "Trainer", notes: list[str]) -> None:
+def _begin(trainer: "Trainer", notes: list[str] | None) -> None:
     """Prints what is trained, and what the user should know about the data."""
     from irpe.train.overview import describe_run
 
     count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
     facts = describe_run(trainer.task, count, trainer.accelerator.device)
     facts["output"] = str(trainer.directory)
-    said = [line for note in (*notes, *trainer.task.notes) for line in wrap(note)]
+    of_steps = [] if notes is None or trainer.note is None else [trainer.note]
+    said = [
+        line for note in (*(notes or []), *of_steps, *trainer.task.notes) for line in wrap(note)
+    ]
     typer.echo("\n".join([*format_facts(facts), *said]), err=True)
 
 

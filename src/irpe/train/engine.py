@@ -30,6 +30,7 @@ from irpe.train.runs import CHECKPOINT, remove_remains, save_model, write_config
 from irpe.train.sampling import Batches, make_loader, train_sampler
 from irpe.train.seeding import seed_everything
 from irpe.train.signals import StoppedError, StopRequest, stop_requests
+from irpe.train.steps import note_few_steps, suggest_batch_size
 from irpe.train.task import Task, TaskScore
 
 
@@ -130,7 +131,8 @@ class Trainer:
     def _plan_batches(self) -> None:
         """Splits the batch of a step between the processes, and each process's into micro-batches.
 
-        Sets the size of a micro-batch, their number in a step, and the steps of an epoch.
+        Sets the size of a micro-batch, their number in a step, the steps of an epoch, and a note if
+        these are few.
         """
         config, processes = self.config, self.accelerator.num_processes
         per_process, rest = divmod(config.batch_size, processes)
@@ -144,11 +146,14 @@ class Trainer:
         self.task.check_micro_batch(self.micro_batch)
         self.num_micro_batches = per_process // self.micro_batch
         self.steps = len(self._sampler(0)) // per_process
+        count = len(self.task.images.source)
         if not self.steps:
             raise ValueError(
-                f"batch_size = {config.batch_size} is more than the {len(self.task.images.source)} "
-                "images: choose a smaller one"
+                f"batch_size = {config.batch_size} is more than the {count} images: choose a "
+                f"smaller one, such as {suggest_batch_size(count, processes)}"
             )
+        of_batch = config.batch_size, processes, config.aug_repeats
+        self.note = note_few_steps(self.steps, count, *of_batch)
 
     def _sampler(self, epoch: int) -> Any:
         count, accelerator = len(self.task.images.source), self.accelerator

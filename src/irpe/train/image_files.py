@@ -10,6 +10,8 @@ from PIL import Image
 
 CACHE_BYTES = 2**28  # images that take less than this together are cached in memory
 
+_GREYISH = 16  # of 256 values by which the channels of a grey image may differ
+
 # What Pillow raises for a file that is not an image, or is cut off.
 UNREADABLE = (
     OSError,
@@ -29,6 +31,16 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     """Raises an error for a FIFO, a socket or a device, which reading could wait for forever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise ValueError(f"{path} is not a regular file, but a folder, FIFO, socket or device")
+
+
+def has_colours(image: Any) -> bool:
+    """Returns whether a Pillow image shows colours; a grey one may be stored in a mode with them.
+
+    Args:
+        image: The image; small differences between its channels are those of its compression.
+    """
+    small = convert_mode(image, "RGB").resize((16, 16))
+    return int(np.ptp(np.asarray(small).astype(int), axis=2).max()) > _GREYISH
 
 
 def convert_mode(image: Any, mode: str) -> Any:

@@ -9,6 +9,11 @@ from torch import nn
 
 from irpe.adapters.equipped import table_names
 from irpe.adapters.parameter_groups import exempt_parameters, group_parameters
+from irpe.core.encodings import AnyEncoding, parse_encoding
+from irpe.core.encodings.alibi import Alibi2D
+from irpe.core.encodings.between_blocks import NoEncoding
+from irpe.core.encodings.joined import Joined
+from irpe.core.encodings.rope import RopeAxial
 from irpe.train.config import RunConfig
 
 _ABSOLUTE = ("pos_embed", "position_embeddings")  # learned, of timm and of transformers
@@ -109,3 +114,18 @@ def rate_fields(model: nn.Module) -> dict[str, str]:
         **{name: "table_lr" for name in learned if name in tables},
         **dict.fromkeys(absolute, "absolute_lr"),
     }
+
+
+def learns_tables(encoding: AnyEncoding | str) -> bool:
+    """Returns whether an encoding has tables, or other parameters, that `table_lr` is the rate of.
+
+    Args:
+        encoding: The encoding, or its text.
+    """
+    match parse_encoding(encoding):
+        case NoEncoding() | RopeAxial() | Alibi2D():
+            return False
+        case Joined() as both:
+            return learns_tables(both.rotation) or learns_tables(both.tables)
+        case _:
+            return True

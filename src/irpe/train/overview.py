@@ -8,6 +8,7 @@ from torch import nn
 
 from irpe.adapters.effect import mean_effect, measure_effect
 from irpe.train.config import RunConfig
+from irpe.train.optim import learns_tables
 from irpe.train.sampling import Batches, EveryImage, make_loader
 from irpe.train.task import Task
 
@@ -51,20 +52,26 @@ def describe_run(task: Task, num_parameters: int, device: torch.device) -> dict[
         **describe_data(task),
         "device": describe_device(device),
         "budget": describe_budget(
-            config, "" if config.encoding == "none" else f"{config.table_lr:g}"
+            config, f"{config.table_lr:g}" if learns_tables(config.encoding) else ""
         ),
     }
 
 
 def describe_data(task: Task) -> dict[str, str]:
-    """Returns the images and the classes of a task, in words."""
+    """Returns the images of a task, what becomes of them, and the classes, in words."""
     classes, config = task.config.classes, task.config
+    shape: tuple[int, int, int] | None = getattr(config, "input_shape", None)
     names = ", ".join(classes[:_NAMED]) + (", ..." if len(classes) > _NAMED else "")
     train, val = len(task.images.source), len(task.val_images.source)
     return {
         "images": f"{train:,} to train on, {val:,} to evaluate on ({config.data})",
+        **({} if shape is None else {"input": _describe_input(*shape)}),
         "classes": f"{len(classes)}: {names}",
     }
+
+
+def _describe_input(channels: int, rows: int, columns: int) -> str:
+    return f"{rows} x {columns} pixels, {'grey' if channels == 1 else 'colour'}"
 
 
 def describe_device(device: torch.device) -> str:

@@ -69,6 +69,11 @@ def image_input(model: nn.Module, image: "Image") -> "tuple[Tensor, Image]":
         >>> pixels.shape
         torch.Size([1, 3, 224, 224])
     """
+    if isinstance(image, str | os.PathLike):
+        path = os.fspath(image)
+        raise TypeError(
+            f"image {path!r} is a path, not a picture: pass irpe.viz.read_image({path!r})"
+        )
     channels = _num_channels(model)
     size = _input_size(model)
     seen = image.convert("L" if channels == 1 else "RGB")

@@ -15,6 +15,8 @@ from irpe.train.classification.sources import Source
 from irpe.train.classification.transforms import Batch, LabelledImages
 from irpe.train.sampling import every_batch
 
+TOP = 5  # of the classes; of so many or fewer, every image's class is among them
+
 
 @dataclass(frozen=True)
 class Score:
@@ -110,7 +112,7 @@ def check_broken(score: Score, limit: float, source: Source) -> None:
 def _predictions(logits: Tensor, batch: Batch) -> Iterable[_Prediction]:
     readable = ~batch.broken
     logits, labels = logits[readable], batch.labels[readable]
-    ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+    ranked = logits.topk(min(TOP, logits.shape[1]), dim=1).indices == labels[:, None]
     losses = functional.cross_entropy(logits, labels, reduction="none").tolist()
     columns = batch.indices[readable].tolist(), ranked[:, 0].tolist(), ranked.any(1).tolist()
     return map(_Prediction, *columns, losses)

@@ -193,7 +193,7 @@ def open_evaluation(data: str, root: str | None = None) -> Source:
     class folders. Arguments as in `open_images`.
     """
     folder = Path(data)
-    if is_name(data) or not folder.is_dir() or _has_splits(folder):
+    if is_name(data) or not folder.is_dir() or has_splits(folder):
         return open_split(data, "val", root)
     _check_root(data, root)
     return _open_path(folder)
@@ -220,7 +220,7 @@ def _check_root(data: str, root: str | None) -> None:
 
 def _check_whole(data: str) -> None:
     """Raises an error unless data is one folder of class folders, or a tar file of them."""
-    if is_name(data) or _has_splits(Path(data)):
+    if is_name(data) or has_splits(Path(data)):
         raise ValueError(
             f"--holdout is for one folder of class folders: {data} has splits, leave it out"
         )
@@ -228,7 +228,8 @@ def _check_whole(data: str) -> None:
         raise FileNotFoundError(f"data {data!r} does not exist")
 
 
-def _has_splits(folder: Path) -> bool:
+def has_splits(folder: Path) -> bool:
+    """Returns whether a folder has splits: images to train on, or images to evaluate on."""
     return any(_find_split(folder, split) for split in _SPLITS)
 
 

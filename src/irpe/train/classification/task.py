@@ -15,6 +15,7 @@ from irpe.train.classification.model import build_model
 from irpe.train.classification.scores import Score, check_broken, evaluate
 from irpe.train.classification.sources import Source, open_images
 from irpe.train.classification.transforms import Batch, LabelledImages, eval_images, train_images
+from irpe.train.image_files import BrokenImageError, has_colours
 from irpe.train.optim import encoder_groups
 from irpe.train.weights import Weights
 
@@ -56,8 +57,16 @@ class ClassificationTask:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Nothing about the data needs to be said."""
-        return ()
+        """Says that colours are lost, where they are."""
+        if self.config.channels == 3 or not any(map(self._has_colours, (0, len(self.train) // 2))):
+            return ()
+        return ("the images have colours, and are made grey: --channels 3 keeps the colours",)
+
+    def _has_colours(self, index: int) -> bool:
+        try:
+            return has_colours(self.train.read(index)[0])
+        except BrokenImageError:
+            return False
 
     def check_micro_batch(self, size: int) -> None:
         """Raises an error if the images of a forward pass cannot be paired."""

@@ -91,6 +91,7 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
     )
     if not is_random:
         return eval_images(source, config.replace(crop=1.0))
+    colours = _normalization(config)
     _check_policy(config.auto_augment)
     try:
         transform: Any = create_transform(
@@ -104,7 +105,7 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
             interpolation="bicubic",
             re_prob=config.erasing,
             re_mode="pixel",
-            **_normalization(config),
+            **colours,
         )
     except (AssertionError, KeyError, ValueError) as error:
         raise ValueError(
