@@ -54,14 +54,19 @@ def mean_effect(effects: dict[str, float]) -> float | None:
     return sum(effects.values()) / len(effects) if effects else None
 
 
-def warn_of_effect(effect: float) -> list[str]:
-    """Returns what to say of an effect that is next to nothing, and nothing of a larger one."""
+def warn_of_effect(effect: float, has_tables: bool) -> list[str]:
+    """Returns what to say of an effect that is next to nothing, and nothing of a larger one.
+
+    Args:
+        effect: How much the output of attention changes without the encoding.
+        has_tables: Whether the encoding learns tables, whose rate can be raised.
+    """
     if effect >= NEXT_TO_NOTHING:
         return []
+    rate = ", or raise the learning rate of its tables (table_lr, --table-lr)" if has_tables else ""
     return [
         "warning: the encoding is next to nothing (without it the attention's output changes by "
-        f"{effect:.2%}): results say nothing about it; train longer, or raise the learning rate of "
-        "its tables (table_lr, --table-lr)"
+        f"{effect:.2%}): results say nothing about it; train longer{rate}"
     ]
 
 

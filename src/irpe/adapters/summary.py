@@ -90,7 +90,7 @@ class Summary:
         if self.effect is None:
             return []
         meaning = f"without the encoding, the output of attention changes by {self.effect:.1%}"
-        return [meaning, *warn_of_effect(self.effect)]
+        return [meaning, *warn_of_effect(self.effect, self.num_parameters > 0)]
 
 
 def summary(model: nn.Module, images: Tensor | None = None) -> Summary:

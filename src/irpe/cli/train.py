@@ -184,9 +184,8 @@ def _warn(fitted: "FitResult", config: RunConfig) -> list[str]:
     from irpe.adapters.effect import warn_of_effect
     from irpe.train.optim import learns_tables
 
-    warnings = warn_of_effect(1.0 if fitted.effect is None else fitted.effect)
-    if not learns_tables(config.encoding):
-        warnings = [f"{warning.partition(';')[0]}; train longer" for warning in warnings]
+    effect = 1.0 if fitted.effect is None else fitted.effect
+    warnings = warn_of_effect(effect, learns_tables(config.encoding))
     return [line for warning in warnings for line in wrap(warning)]
 
 
