@@ -4,9 +4,8 @@ python examples/finetune_folder.py FOLDER
 python examples/finetune_folder.py FOLDER --model vit_small_patch16_224 --image-size 128
 
 FOLDER holds one folder of images for each class, or two of such folders, train and val. Without
-val, every fifth image is held out. Training takes 5 epochs, or as many as make 300 steps, in which
-tables get somewhere, and ends after --minutes at most; the rate of the tables is 5 times that of
-the weights (--table-lr).
+val, every fifth image is held out. Training takes 5 epochs, or as many as make 300 steps, and ends
+after --minutes at most; the rate of the tables is 5 times that of the weights (--table-lr).
 """
 
 import argparse
