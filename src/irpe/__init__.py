@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from irpe.core.index import Clip, Piecewise
     from irpe.core.places import Points, PooledGrid, Subset
     from irpe.core.positions import Positions
+    from irpe.errors import UserError
     from irpe.models.published import load_published
     from irpe.nn.attention import RPEAttention
     from irpe.nn.cross_attention import RPECrossAttention
@@ -47,6 +48,7 @@ __all__ = [
     "RPESpec",
     "RelativePositionEncoding",
     "Subset",
+    "UserError",
     "bucket_maps",
     "equip",
     "explain",
@@ -80,6 +82,7 @@ _SOURCES = {
     "irpe.core.index": ("Clip", "Piecewise"),
     "irpe.core.places": ("Points", "PooledGrid", "Subset"),
     "irpe.core.positions": ("Positions",),
+    "irpe.errors": ("UserError",),
     "irpe.models.published": ("load_published",),
     "irpe.nn.attention": ("RPEAttention",),
     "irpe.nn.cross_attention": ("RPECrossAttention",),

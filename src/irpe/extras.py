@@ -4,6 +4,8 @@ import importlib
 import importlib.util
 from types import ModuleType
 
+from irpe.errors import MissingExtraError
+
 
 def require(module: str, extra: str) -> ModuleType:
     """Returns an optional module, or raises an error that names the extra to install.
@@ -32,13 +34,11 @@ def require_installed(extra: str, *modules: str) -> None:
             raise missing(module, extra)
 
 
-def missing(module: str, extra: str) -> ModuleNotFoundError:
+def missing(module: str, extra: str) -> MissingExtraError:
     """Returns the error for an optional module that is not installed.
 
     Args:
         module: The module's name.
         extra: The extra of irpe that installs it.
     """
-    return ModuleNotFoundError(
-        f"{module} is not installed: pip install 'irpe[{extra}]'", name=module
-    )
+    return MissingExtraError(f"{module} is not installed: pip install 'irpe[{extra}]'", name=module)

@@ -14,6 +14,8 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from irpe.errors import MissingFileError, UserError
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -112,11 +114,11 @@ def read_safetensors(path: Path) -> "dict[str, Tensor]":
             expected = (file.metadata() or {}).get(_CHECKSUM)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file: {error}") from error
+        raise UserError(f"{path} is damaged or not a safetensors file: {error}") from error
     if expected is None:
         warn_unchecked(path)
     elif expected != tensor_checksum(tensors):
-        raise ValueError(f"{path} is damaged: its tensors do not have the checksum of the file")
+        raise UserError(f"{path} is damaged: its tensors do not have the checksum of the file")
     return tensors
 
 
@@ -159,7 +161,7 @@ def check_json(content: Mapping[str, Any], path: Path) -> None:
     if _SHA256 not in content:
         warn_unchecked(path)
     elif content[_SHA256] != _json_checksum(rest):
-        raise ValueError(
+        raise UserError(
             f"{path} is not as it was written: restore it, or, if you changed it yourself, remove "
             f"{_SHA256!r} from it"
         )
@@ -177,9 +179,9 @@ def check_zip(path: Path) -> bool:
         with zipfile.ZipFile(path) as file:
             wrong = file.testzip()
     except _NOT_A_ZIP as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
+        raise UserError(f"{path} is damaged: {error}") from error
     if wrong is not None:
-        raise ValueError(f"{path} is damaged: the checksum of {wrong} is wrong")
+        raise UserError(f"{path} is damaged: the checksum of {wrong} is wrong")
     return True
 
 
@@ -210,7 +212,7 @@ def _target(path: Path) -> Path:
         raise OSError(f"{path} is a device, a FIFO, a socket or a link to itself: name a file")
     folder = target.parent if path.is_symlink() else path.parent
     if not folder.is_dir():
-        raise FileNotFoundError(f"the folder {folder} does not exist: make it first")
+        raise MissingFileError(f"the folder {folder} does not exist: make it first")
     return target
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from irpe.ablation.results import TOP1, CellResult, make_result, parse_result
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.shifts import classify_shifted
+from irpe.errors import UserError
 from irpe.files import clean_name, write_text
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.config import ClassifierConfig
@@ -69,9 +70,9 @@ def plan_cells(
         held_out: The fraction of the training images to evaluate on; 0: the test images.
     """
     if seeds < 1:
-        raise ValueError(f"seeds = {seeds} must be at least 1")
+        raise UserError(f"seeds = {seeds} must be at least 1")
     if len({row.name for row in rows}) < len(rows):
-        raise ValueError(f"rows {', '.join(row.name for row in rows)}: two have the same name")
+        raise UserError(f"rows {', '.join(row.name for row in rows)}: two have the same name")
     cells: list[Cell] = []
     for seed in range(seeds):
         for row in rows:
@@ -89,7 +90,7 @@ def run_cell(cell: Cell, progress: Progress = NO_PROGRESS) -> CellResult:
     """Trains a cell to the end in this process, evaluates it, and writes and returns its result."""
     accelerator = make_accelerator(cell.config.precision)
     if accelerator.num_processes > 1:
-        raise ValueError("an ablation starts processes of its own: start it without torchrun")
+        raise UserError("an ablation starts processes of its own: start it without torchrun")
     task: Any = _open_task(cell)
     fitted = fit(task, cell.directory, accelerator, progress)
     score: Any = fitted.score or task.evaluate(fitted.model, accelerator)
@@ -137,6 +138,6 @@ def read_result(cell: Cell) -> CellResult | None:
     try:
         return parse_result(json.loads(path.read_text()), cell.row.name)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged, or of another release: {error!r}; remove {cell.directory}"
         ) from error

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from irpe.ablation.rows import AblationRow
+from irpe.errors import UserError
 from irpe.files import clean_name, free_name, write_text
 from irpe.train.config import RunConfig
 
@@ -67,12 +68,12 @@ def claim_folder(
     try:
         found: dict[str, Any] = dict(json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged ({error}): remove {directory}, or choose another --output"
         ) from error
     names = [name for name in {**own, **found} if own.get(name) != found.get(name)]
     if names:
-        raise ValueError(
+        raise UserError(
             f"{directory} holds another ablation, which differs in {', '.join(names)}: choose "
             f"another --output, as in -o {free_name(directory)}"
         )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from accelerate import Accelerator
 
 from irpe.ablation.robustness import read_as
+from irpe.errors import UserError
 from irpe.train.runs import load_run
 from irpe.train.segmentation.config import SegmenterConfig
 from irpe.train.segmentation.crops import PixelImages, WholeImages
@@ -68,7 +69,7 @@ def measure_sizes(
         accelerator: Knows the device.
     """
     if accelerator.num_processes > 1:
-        raise ValueError("sizes are measured in one process: start it without torchrun")
+        raise UserError("sizes are measured in one process: start it without torchrun")
     for index, run in enumerate(runs):
         model = load_run(run.path).to(accelerator.device)
         for scale in scales:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from irpe.errors import UserError
+
 _MEGABYTE = 10**6
 _USUAL = 10**9  # bytes of a program that has loaded torch and timm
 
@@ -65,7 +67,7 @@ def choose_jobs(requested: int | None, num_cells: int, need: int, devices: int) 
         devices: The number of GPUs.
     """
     if requested is not None and requested < 1:
-        raise ValueError(f"--jobs {requested} must be at least 1")
+        raise UserError(f"--jobs {requested} must be at least 1")
     memory = available_memory()
     fitting = max(num_cells, requested or 1) if memory is None else memory // need
     most = min(fitting, devices or fitting)
@@ -73,7 +75,7 @@ def choose_jobs(requested: int | None, num_cells: int, need: int, devices: int) 
         free = f"{(memory or 0) // _MEGABYTE:,} MB are free"
         gpus_too = f", and there are {devices} GPUs" if devices else ""
         remedy = f"choose 1 to {most}" if most else "choose smaller batches or images"
-        raise ValueError(
+        raise UserError(
             f"--jobs {requested or 1}: a cell needs about {need // _MEGABYTE:,} MB and "
             f"{free}{gpus_too}: {remedy}"
         )

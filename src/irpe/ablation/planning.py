@@ -9,6 +9,7 @@ from irpe.ablation.cells import AblationTask, Cell, hold_out_of
 from irpe.ablation.costs import tasks_of_rows, training_memory
 from irpe.ablation.machine import choose_jobs, gpus, program_memory
 from irpe.ablation.tuning import FACTORS_TEXT, HELD_OUT
+from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS
 from irpe.train.engine import Trainer
 from irpe.train.optim import learns_tables
@@ -44,7 +45,7 @@ def plan_runs(
     """
     accelerator = make_accelerator(cells[0].config.precision)
     if accelerator.num_processes > 1:
-        raise ValueError("an ablation starts processes of its own: start it without torchrun")
+        raise UserError("an ablation starts processes of its own: start it without torchrun")
     tasks, directory = tasks_of_rows(cells, task), cells[0].directory
     counts, notes = list[int](), dict.fromkeys(task.notes)
     for each in tasks.values():
@@ -81,9 +82,7 @@ def _plan_search(trials: Sequence[Cell], task: AblationTask, accelerator: Accele
         first = tasks_of_rows(trials[:1], held_out).popitem()[1]
         Trainer(first, trials[0].directory, accelerator, NO_PROGRESS)
     except ValueError as error:
-        raise ValueError(
-            f"--tune holds out {len(held_out.val)} training images: {error}"
-        ) from error
+        raise UserError(f"--tune holds out {len(held_out.val)} training images: {error}") from error
     return (
         f"first {len(trials)} cells, trained on {len(held_out.train):,} training images and "
         "evaluated on the others: the rate of tables, or of a learned absolute encoding"

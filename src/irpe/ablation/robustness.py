@@ -13,6 +13,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from irpe.ablation.shifts import classify_shifted, patch_size
+from irpe.errors import UserError
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.model import build_model
 from irpe.train.classification.scores import check_broken, evaluate
@@ -76,7 +77,7 @@ def read_as(path: Path, kind: type[C]) -> C:
     config = read_config(path)
     if not isinstance(config, kind):
         found, wanted = KINDS[config.task], KINDS[kind.task]
-        raise ValueError(f"{path} is the run of a {found}: pass runs of {wanted}s")
+        raise UserError(f"{path} is the run of a {found}: pass runs of {wanted}s")
     return config
 
 
@@ -108,7 +109,7 @@ def name_groups(
     groups = group_runs(configs)
     first = [groups.index(group) for group in range(max(groups) + 1)]
     if labels and len(labels) != len(first):
-        raise ValueError(
+        raise UserError(
             f"{len(labels)} labels for {len(first)} groups of runs (runs that differ in the seed "
             "alone are a group): give one label for each, in the order of "
             f"{', '.join(str(runs[index]) for index in first)}"
@@ -118,7 +119,7 @@ def name_groups(
         other = names.index(name)
         if other < group:
             fields = _differences(configs[first[other]], configs[first[group]])
-            raise ValueError(
+            raise UserError(
                 f"two groups of runs are called {name!r}, and differ in {', '.join(fields)}: give "
                 f"each of the {len(first)} groups a label of its own"
             )
@@ -173,14 +174,14 @@ def check_conditions(
     most = config.image_size // patch - 1
     for move in moves:
         if not 0 <= move <= most:
-            raise ValueError(
+            raise UserError(
                 f"{path}: a move by {move} patches leaves nothing of an image of "
                 f"{config.image_size} pixels in view: choose 0 to {most}"
             )
     for size in sizes:
         if size < patch or size % patch:
             near = max(1, size // patch) * patch
-            raise ValueError(
+            raise UserError(
                 f"{path}: size {size} is not a multiple of {patch}, the side of a patch: choose "
                 f"{near} or {near + patch}"
             )
@@ -188,7 +189,7 @@ def check_conditions(
             with torch.no_grad():  # a grid larger than the tables shows on an image
                 resize(model, config, size)(torch.zeros(1, config.channels, size, size))
         except ValueError as error:
-            raise ValueError(f"{path} cannot be evaluated at size {size}: {error}") from error
+            raise UserError(f"{path} cannot be evaluated at size {size}: {error}") from error
 
 
 def resize(model: nn.Module, config: ClassifierConfig, size: int) -> nn.Module:
@@ -223,7 +224,7 @@ def measure(
         accelerator: Knows the device.
     """
     if accelerator.num_processes > 1:
-        raise ValueError("robustness is measured in one process: start it without torchrun")
+        raise UserError("robustness is measured in one process: start it without torchrun")
     for index, run in enumerate(runs):
         model = load_run(run.path)
         for size in sizes:

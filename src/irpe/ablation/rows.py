@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from irpe.core.choices import check_choice
+from irpe.errors import UserError
 from irpe.models.paper import FIGURE_3, TABLES, PaperRow
 
 MODERN = "modern"  # the table of what backbones of today have
@@ -89,7 +90,7 @@ def parse_row(text: str) -> AblationRow:
     name, equals, rest = text.partition("=")
     encoding, _, absolute = rest.partition(",")
     if not (name and equals and encoding):
-        raise ValueError(f"--row {text!r} is not of the form NAME=ENCODING[,keep|none|sinusoid]")
+        raise UserError(f"--row {text!r} is not of the form NAME=ENCODING[,keep|none|sinusoid]")
     return AblationRow(name, encoding, absolute or "none")
 
 

@@ -18,6 +18,7 @@ from torch import nn
 from irpe.ablation.cells import AblationConfig, Cell, plan_cells
 from irpe.ablation.results import CellResult
 from irpe.ablation.rows import AblationRow
+from irpe.errors import UserError
 from irpe.train.classification.model import build_model
 from irpe.train.optim import rate_fields
 from irpe.train.segmentation.config import SegmenterConfig
@@ -105,7 +106,7 @@ def plan_searches(rows: Sequence[AblationRow], base: AblationConfig) -> list[Sea
         found += [Search(row, field) for field in _RATES if field in fields][:1]
     if not found:
         names = ", ".join(row.name for row in rows)
-        raise ValueError(
+        raise UserError(
             f"--tune: none of the rows {names} has tables or a learned absolute encoding whose "
             "rate could be searched: leave it out"
         )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.grids import SOURCE, GridSource
 from irpe.core.sinusoid import sinusoid
+from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 
 Undo = Callable[[], object]
@@ -94,7 +95,7 @@ def put_absolute(module: nn.Module, name: str, grid: Sequence[int], absolute: st
     """
     before: Tensor | None = getattr(module, name, None)  # a parameter, or what replaced it
     if before is None:
-        raise ValueError(
+        raise UserError(
             f"absolute {absolute!r}: the model has no absolute encoding to replace; use 'keep'"
         )
     values = torch.zeros_like(before.detach())

@@ -10,6 +10,7 @@ from irpe.adapters.equipped import generator_of, has_generator
 from irpe.adapters.following import grid_after
 from irpe.adapters.grids import SOURCE, mark
 from irpe.adapters.plan import Site, choose_layers
+from irpe.errors import UserError
 from irpe.nn.generator import PositionGenerator
 
 _FIRST_BLOCKS = 5  # the paper's CPVT (0-5): after blocks 0 to 4
@@ -23,13 +24,13 @@ def choose_blocks(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
     by_block: dict[int, Site] = {}  # a block may hold several attentions
     for site in sites:
         if site.block is None:
-            raise ValueError(
+            raise UserError(
                 f"cpvt cannot follow {site.name}: it works between the blocks of a "
                 "VisionTransformer of timm; choose an encoding of attentions instead, such as "
                 "product-contextual-k"
             )
         if site.drops_tokens:
-            raise ValueError(
+            raise UserError(
                 f"cpvt cannot follow {site.name}: it convolves the whole grid, and patch_drop "
                 "leaves a part of it; create the model with patch_drop_rate=0, or choose an "
                 "encoding of attentions, such as product-contextual-k"
@@ -39,7 +40,7 @@ def choose_blocks(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
     chosen = blocks[:_FIRST_BLOCKS] if layers is None else choose_layers(blocks, layers)
     equipped = [s.name for s in chosen if s.block is not None and has_generator(s.block)]
     if equipped:
-        raise ValueError(
+        raise UserError(
             f"already equipped: the blocks of {', '.join(equipped)} have cpvt; start from a plain "
             "model, or choose other layers"
         )

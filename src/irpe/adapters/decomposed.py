@@ -20,6 +20,7 @@ from irpe.adapters.changes import Undo, drop_parameter
 from irpe.adapters.equipped import encoding_of
 from irpe.core.encodings import AnyEncoding, RPESpec
 from irpe.core.index import Index
+from irpe.errors import UserError
 
 OffsetVectors = Float[Tensor, "offsets dim"]  # of one axis: the offsets 1 - size, ..., size - 1
 
@@ -68,7 +69,7 @@ def check_convertible(spec: AnyEncoding, grid: Sequence[int]) -> None:
         is_exact = len(buckets.unique()) == farthest + 1
         is_held = is_exact and "k" in spec.targets and not spec.tied
     if not is_held:
-        raise ValueError(
+        raise UserError(
             f"builtin_bias 'convert': encoding '{spec}' cannot hold the host's own encoding, a "
             f"vector for each offset of up to {farthest} rows or columns: use "
             f"'cross-contextual-k@clip{max(farthest, 1)}'"

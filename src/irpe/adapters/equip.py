@@ -27,6 +27,7 @@ from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import CPVT, AnyEncoding, Encoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
 from irpe.core.positions import axes_of
+from irpe.errors import UserError, UserTypeError
 from irpe.nn.encoding import RelativePositionEncoding
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -80,14 +81,14 @@ def equip(
 def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
     """Equips a model, all of it or nothing; closing what is returned undoes it."""
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model {model!r} is not a torch.nn.Module")
+        raise UserTypeError(f"model {model!r} is not a torch.nn.Module")
     if call.num_prefix_tokens is not None:
         check_num_prefix_tokens(call.num_prefix_tokens)
     for name, choices in _CHOICES.items():
         if getattr(call, name) not in choices:
-            raise ValueError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")
+            raise UserError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")
     if call.impl != "auto" and isinstance(call.spec, CPVT | NoEncoding):
-        raise ValueError(
+        raise UserError(
             f"impl {call.impl!r}: encoding '{call.spec}' leaves attention as it is, so there is "
             "nothing to choose; leave impl out"
         )
@@ -108,17 +109,17 @@ def _check_builtin_bias(model: nn.Module, plan: Plan, call: Equipment) -> None:
     if choice == "keep":
         return
     if not any(site.has_builtin_bias for site in plan.sites):
-        raise ValueError(
+        raise UserError(
             f"builtin_bias {choice!r}: {kind} has no relative encoding of its own, as Swin "
             "transformers have; use 'keep'"
         )
     if choice == "convert" and not all(site.is_decomposed for site in plan.sites):
-        raise ValueError(
+        raise UserError(
             f"builtin_bias 'convert': the relative encoding of {kind} is not a vector for each "
             "offset of each axis, as those of SAM and ViTDet are; use 'keep' or 'drop'"
         )
     if isinstance(call.spec, CPVT | NoEncoding):
-        raise ValueError(
+        raise UserError(
             f"builtin_bias {choice!r}: encoding '{call.spec}' leaves attention as it is; use 'keep'"
         )
 
@@ -141,7 +142,7 @@ def _changes_of_layers(sites: Sequence[Site], call: Equipment) -> list[Change]:
         return [partial(insert_generator, site) for site in choose_blocks(sites, call.layers)]
     if isinstance(call.spec, NoEncoding):
         if call.layers is not None:
-            raise ValueError(
+            raise UserError(
                 f"layers {list(call.layers)}: encoding 'none' equips no layer, leave them out"
             )
         for site in sites:
@@ -174,7 +175,9 @@ def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
     try:
         return tuple(layers)
     except TypeError:
-        raise TypeError(f"layers {layers!r} is not a list of indices: write [{layers}]") from None
+        raise UserTypeError(
+            f"layers {layers!r} is not a list of indices: write [{layers}]"
+        ) from None
 
 
 def find_attentions(model: nn.Module, request: Request) -> Plan:
@@ -190,7 +193,7 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
             others = [other for other in hosts if other not in (name, "torch")]
             _warn_of_others(model, plan, [hosts[other] for other in others], request)
             return plan
-    raise ValueError(refusal_of(model))
+    raise UserError(refusal_of(model))
 
 
 def _warn_of_others(model: nn.Module, plan: Plan, hosts: Sequence[Any], request: Request) -> None:

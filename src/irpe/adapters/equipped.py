@@ -6,6 +6,7 @@ from typing import Any, cast
 from torch import nn
 
 from irpe.core.encodings import AnyEncoding
+from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.nn.generator import PositionGenerator
 
@@ -77,7 +78,7 @@ def equipped_attentions(model: nn.Module) -> dict[str, nn.Module]:
     """Returns the attentions of a model that have an encoding, by name; there is at least one."""
     found = {name: module for name, module in model.named_modules() if is_equipped(module)}
     if not found:
-        raise ValueError(
+        raise UserError(
             "the model has no encodings: call irpe.equip(model, spec) first, or train the run with "
             "--encoding"
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from irpe.adapters.grids import SOURCE, GridSource, InputGrid, grid_of, mark, read_mark
 from irpe.adapters.plan import check_instance
 from irpe.core.positions import Positions
+from irpe.errors import UserError
 
 _FOLLOWED = "rpe_followed_grid"  # the attribute of models and blocks that holds what they follow
 _MOST_UNUSED = 64  # announcements remembered that no block has used
@@ -279,7 +280,7 @@ class CheckGrid:
         """Raises an error if the grid of this input is another one."""
         found = self.source.measure(Embedded(embedding, inputs, keywords, output))
         if found != self.source.grid:
-            raise ValueError(
+            raise UserError(
                 f"this input has grid {found}, but irpe.equip was told grid {self.source.grid}: "
                 "leave grid= out there, and the grid is taken from each input"
             )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from irpe.adapters.changes import Undo
 from irpe.adapters.equipped import encoding_of
 from irpe.adapters.grids import grid_of
+from irpe.errors import UserError
 
 
 class RPEMultiheadAttention(nn.MultiheadAttention):
@@ -27,12 +28,12 @@ class RPEMultiheadAttention(nn.MultiheadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Returns the attended tokens and, if asked for, the weights, as torch's own does."""
         if key is not query or value is not query:
-            raise ValueError(
+            raise UserError(
                 "query, key and value differ: an encoding relates the tokens of one grid to each "
                 "other; leave cross-attention out with layers="
             )
         if is_causal and attn_mask is None:
-            raise ValueError("is_causal=True is a hint about attn_mask: pass the mask too")
+            raise UserError("is_causal=True is a hint about attn_mask: pass the mask too")
         is_batched = query.ndim == 3
         x = query if is_batched else query.unsqueeze(0)
         x = x if self.batch_first or not is_batched else x.transpose(0, 1)

@@ -12,6 +12,7 @@ from torch import nn
 
 from irpe.adapters.equipped import table_names
 from irpe.core.rates import TABLE_LR
+from irpe.errors import UserError, UserTypeError
 
 _TABLE_LR = "table_lr"  # of a group: that its tables have their rate, and which
 
@@ -51,9 +52,9 @@ def parameter_groups(
     given = {name: value for name, value in rates.items() if value is not None}
     _check_numbers(weight_decay=weight_decay, **given)
     if not (weight_decay >= 0 and math.isfinite(weight_decay)):
-        raise ValueError(f"weight_decay = {weight_decay} must be a finite number of at least 0")
+        raise UserError(f"weight_decay = {weight_decay} must be a finite number of at least 0")
     if lr is None and table_lr is not None:
-        raise ValueError(
+        raise UserError(
             f"table_lr = {table_lr} is a multiple of lr, which is missing: pass lr= too"
         )
     factor = 1.0 if lr is None else TABLE_LR if table_lr is None else table_lr
@@ -131,18 +132,18 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, tables: dict[int, str]) -
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     missing = [name for key, name in tables.items() if key not in groups]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"the optimizer does not have {len(missing)} of {len(tables)} tables of the model, the "
             f"first is {missing[0]}: make the optimizer after irpe.equip, of the same model"
         )
     for group in (groups[key] for key in tables):
         if _TABLE_LR in group:
-            raise ValueError(
+            raise UserError(
                 f"the tables have {group[_TABLE_LR]} times the rate of the model already, from "
                 "irpe.scale_table_rates or irpe.parameter_groups(lr=...): call one of them, once"
             )
         if "initial_lr" in group:
-            raise ValueError(
+            raise UserError(
                 "a scheduler of this optimizer was made already and would not read the rate of the "
                 "tables: call irpe.scale_table_rates first, then make the scheduler"
             )
@@ -151,13 +152,13 @@ def _check_optimizer(optimizer: torch.optim.Optimizer, tables: dict[int, str]) -
 def _check_numbers(**values: object) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{name} = {value!r} is not a number: pass a float or an int")
+            raise UserTypeError(f"{name} = {value!r} is not a number: pass a float or an int")
 
 
 def _check_rates(**rates: float) -> None:
     for name, value in rates.items():
         if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} = {value} must be a finite number greater than 0")
+            raise UserError(f"{name} = {value} must be a finite number greater than 0")
 
 
 def exempt_parameters(model: nn.Module) -> set[int]:

@@ -11,6 +11,7 @@ from irpe.adapters.equipped import is_equipped
 from irpe.adapters.grids import GridSource
 from irpe.core.encodings import AnyEncoding, TransformerXL
 from irpe.core.encodings.joined import WithTables
+from irpe.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def choose_layers(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
     valid = range(-len(sites), len(sites))
     wrong = [i for i in layers if isinstance(i, bool) or not isinstance(i, int) or i not in valid]
     if wrong or not layers:
-        raise ValueError(
+        raise UserError(
             f"layers {wrong or layers} are not attentions of the model: give indices from 0 to "
             f"{len(sites) - 1}, or None for all"
         )
@@ -110,7 +111,7 @@ def check_sites(sites: Sequence[Site]) -> None:
     """Raises an error if an attention has an encoding already, or cannot have one."""
     equipped = [site.name for site in sites if is_equipped(site.attention)]
     if equipped:
-        raise ValueError(
+        raise UserError(
             f"already equipped: {', '.join(equipped)}; irpe.unequip(model) takes it back; "
             "or choose other layers"
         )
@@ -118,7 +119,7 @@ def check_sites(sites: Sequence[Site]) -> None:
         stock_class: Any = site.equipped_class.__base__
         check_instance(site.name, site.attention)
         if type(site.attention).forward is not stock_class.forward:
-            raise ValueError(
+            raise UserError(
                 f"{site.name} is a {type(site.attention).__qualname__} with a forward of its own, "
                 "which the encoding would replace: leave it out with layers=, or call "
                 "irpe.RelativePositionEncoding in it (docs/how-to/own-attention.md)"
@@ -131,7 +132,7 @@ def check_sites(sites: Sequence[Site]) -> None:
 def check_instance(name: str, module: nn.Module) -> None:
     """Raises an error if a module has a forward beside that of its class, which would be called."""
     if "forward" in vars(module):
-        raise ValueError(
+        raise UserError(
             f"{name} has a forward set on the instance, as hooks of Accelerate set it, so that the "
             "encoding would do nothing: equip the model first and add hooks afterwards "
             "(accelerate.hooks.remove_hook_from_module(model, recurse=True) removes them)"
@@ -147,12 +148,12 @@ def check_untouched(model: nn.Module) -> None:
         kinds = {kind.__name__ for kind in type(module).__mro__}
         wrapper = kinds & {"DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"}
         if wrapper:
-            raise ValueError(
+            raise UserError(
                 f"{name or 'the model'} is a {wrapper.pop()}, which would not synchronise the "
                 "tables: equip the model first, then distribute it"
             )
         if type(module).__module__.startswith("peft."):
-            raise ValueError(
+            raise UserError(
                 f"{name or 'the model'} is an adapter of PEFT ({type(module).__name__}), which "
                 "would not save the tables: equip the model first, then add adapters, with "
                 'modules_to_save=["rpe"] to train tables'
@@ -166,7 +167,7 @@ def _check_weights(site: Site) -> None:
         is_real = isinstance(weight, Tensor) and weight.is_floating_point()
         if weight is not None and not is_real:
             kind = f"{type(module).__module__}.{type(module).__qualname__}"
-            raise ValueError(
+            raise UserError(
                 f"{site.name}.{name} is a {kind}, whose weights are quantised: equip the model "
                 "first and quantise it afterwards, or leave it out with layers="
             )
@@ -182,7 +183,7 @@ def check_rotation(sites: Sequence[Site], spec: AnyEncoding) -> None:
         if isinstance(spec, TransformerXL)
         else f"rotates queries and keys, as {rotating[0]} does already"
     )
-    raise ValueError(
+    raise UserError(
         f"encoding '{spec}' {does}: the model keeps its own rotation; choose an encoding with "
         "tables beside it, such as product-contextual-k"
     )
@@ -196,7 +197,7 @@ def check_grid(request: Request, own: Sequence[int]) -> None:
         own: The one grid that the model has.
     """
     if request.grid is not None and request.grid != tuple(own):
-        raise ValueError(
+        raise UserError(
             f"grid {request.grid}: the model takes images of one size, whose grid is "
             f"{tuple(own)}; leave grid out, or create the model for the other size"
         )
@@ -211,11 +212,11 @@ def check_window(request: Request, has_absolute: bool, kind: str = "a Swin trans
         kind: The kind of model, for the message.
     """
     if request.grid is not None or request.num_prefix_tokens:
-        raise ValueError(
+        raise UserError(
             f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: the attention of "
             f"{kind} works on windows or maps, whose grid it knows; leave both to the model"
         )
     if request.absolute == "sinusoid" and not has_absolute:
-        raise ValueError(
+        raise UserError(
             f"absolute 'sinusoid': {kind} has no absolute encoding to replace; use 'keep' or 'none'"
         )

@@ -22,6 +22,7 @@ from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of
 from irpe.adapters.hosts import host_named, hosts_of
 from irpe.adapters.unequip import remember_undo, removed_by
 from irpe.core.encodings import parse_encoding
+from irpe.errors import MissingFileError, UserError
 from irpe.extras import require
 from irpe.files import (
     check_json,
@@ -125,7 +126,7 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         description = _read_description(path / _DESCRIPTION)
         tensors = _read_tensors(path / _TENSORS)
         if description["tensors"] not in (None, tensor_checksum(tensors)):
-            raise ValueError(
+            raise UserError(
                 f"{path / _DESCRIPTION} and {_TENSORS} are not of one save: save the model again"
             )
     if model is None:
@@ -147,20 +148,20 @@ def _check_model(model: nn.Module, equipment: Sequence[Equipment]) -> None:
     if not equipment:
         inside = [name for name, module in model.named_modules() if equipment_of(module)]
         if inside:
-            raise ValueError(
+            raise UserError(
                 f"{type(model).__qualname__} is not an equipped model, but has one in it: "
                 f"irpe.save_equipped(model.{inside[0]}, path)"
             )
-        raise ValueError("the model has no encodings: call irpe.equip(model, spec) first")
+        raise UserError("the model has no encodings: call irpe.equip(model, spec) first")
     if any(type(module).__module__.startswith("peft.") for module in model.modules()):
-        raise ValueError(
+        raise UserError(
             "the model has adapters of PEFT: save these with model.save_pretrained, or merge them "
             "first, irpe.save_equipped(model.merge_and_unload(), path)"
         )
     _check_values(model)
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "full_tensor"):  # DTensor
-            raise ValueError(
+            raise UserError(
                 f"the model is sharded, {name} is a DTensor: gather it in all processes, state = "
                 "torch.distributed.checkpoint.state_dict.get_model_state_dict(model, options="
                 "StateDictOptions(full_state_dict=True, cpu_offload=True)), then in the first "
@@ -173,7 +174,7 @@ def _check_values(model: nn.Module) -> None:
     """Raises an error if a tensor of a model has a shape, but no values."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
-            raise ValueError(
+            raise UserError(
                 f"{name} of the model is on the meta device, where tensors have no values: build "
                 "the model on the CPU or another device"
             )
@@ -266,20 +267,20 @@ def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:
 
 def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:
     if host is None:
-        raise ValueError(
+        raise UserError(
             f"{path} holds a model that cannot be built from its description alone: build the "
             "plain model and pass it, irpe.load_equipped(path, model=plain)"
         )
     try:
         module = host_named(host["library"])
         if not hasattr(module, "build_model"):
-            raise ValueError(f"modules of {host['library']} are not built, pass model=plain")
+            raise UserError(f"modules of {host['library']} are not built, pass model=plain")
         return module.build_model(host["arguments"])
     except (
         ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError,
         ValueError,
     ) as error:  # fmt: skip
-        raise ValueError(
+        raise UserError(
             f"{path / _DESCRIPTION} does not describe a model that can be built: {error!r}"
         ) from error
 
@@ -302,31 +303,31 @@ def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> Exi
             for call in calls:
                 undo.push(apply_equipment(model, call))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{file} does not fit: {error}") from error
+            raise UserError(f"{file} does not fit: {error}") from error
         if not calls:
-            raise ValueError(f"{file} is damaged: it names no encoding")
+            raise UserError(f"{file} is damaged: it names no encoding")
         return undo.pop_all()
 
 
 def _read_description(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{path} does not exist: {path.parent} is not a directory that irpe.save_equipped wrote"
         )
     try:
         description = json.loads(path.read_text())
         if description["format"] != _FORMAT:
-            raise ValueError(f"format {description['format']!r}, this release reads {_FORMAT}")
+            raise UserError(f"format {description['format']!r}, this release reads {_FORMAT}")
         read = {name: description[name] for name in ("equipment", "host")}
     except (ValueError, KeyError, RecursionError, TypeError) as error:
-        raise ValueError(f"{path} is damaged or of another program: {error!r}") from error
+        raise UserError(f"{path} is damaged or of another program: {error!r}") from error
     check_json(description, path)
     return {**read, "tensors": description.get("tensors")}
 
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: the directory is incomplete")
+        raise MissingFileError(f"{path} does not exist: the directory is incomplete")
     return read_safetensors(path)
 
 
@@ -343,7 +344,7 @@ def check_tensors(model: nn.Module, tensors: dict[str, torch.Tensor], path: Path
     wrong = sorted(name for name in {*own, *read} if own.get(name) != read.get(name))
     if wrong:
         name = wrong[0]
-        raise ValueError(
+        raise UserError(
             f"{path} does not fit the model in {len(wrong)} tensors, the first is {name}: the file "
             f"has {read.get(name, 'none')}, the model {own.get(name, 'none')}"
         )

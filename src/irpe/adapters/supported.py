@@ -10,6 +10,7 @@ from irpe.adapters.equip import find_attentions
 from irpe.adapters.plan import Request, check_sites
 from irpe.adapters.refusals import name_of
 from irpe.core.grid import Grid
+from irpe.errors import UserTypeError
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def supported(model: nn.Module, grid: Sequence[int] | None = None) -> Support:
         VisionTransformer can be equipped: 12 x timm.layers.attention.Attention
     """
     if not isinstance(model, nn.Module):
-        raise TypeError(f"model {model!r} is not a torch.nn.Module")
+        raise UserTypeError(f"model {model!r} is not a torch.nn.Module")
     shape = None if grid is None else Grid.of(grid).shape
     try:
         plan = find_attentions(model, Request(shape, None, "keep", "keep"))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import Equipment, equipment_of, table_names
+from irpe.errors import UserError
 
 _UNDO = "_irpe_undo"  # the attribute of a model that holds how to undo each call of `equip`
 
@@ -55,11 +56,11 @@ def unequip(model: nn.Module) -> dict[str, Tensor]:
     """
     calls = equipment_of(model)
     if not calls:
-        raise ValueError("the model has no encodings: there is nothing to unequip")
+        raise UserError("the model has no encodings: there is nothing to unequip")
     stack: UndoStack = vars(model).get(_UNDO, UndoStack())
     if stack.num_calls != len(calls):
         missing = " and ".join(removed_by(calls)) or "the plain attention"
-        raise ValueError(
+        raise UserError(
             f"this {type(model).__qualname__} is a copy of an equipped model, or was loaded: it "
             f"does not have {missing} of the first one any more; unequip the model that was "
             "equipped, before it is copied or saved"

@@ -14,6 +14,7 @@ from irpe.cli.bars import ProgressBar
 from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts, wrap
 from irpe.cli.train import find_recipe
+from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.recipes import classification, segmentation
 from irpe.train.classification.config import ClassifierConfig
@@ -98,7 +99,7 @@ def compare(
 ) -> None:
     """Compare encodings on your images: equal budget, several seeds, an answer in plain words."""
     if encoding is not None:  # an option of irpe train
-        raise ValueError(
+        raise UserError(
             f"--encoding {encoding}: irpe ablate compares rows, each with an encoding; write --row "
             f"NAME=ENCODING for each, as in --row mine={encoding} --row absolute=none,keep"
         )
@@ -112,7 +113,7 @@ def compare(
     base = _with_grid(chosen, grid)
     if tune and (searched := {"table_lr", "absolute_lr"} & given.keys()):
         name = min(searched).replace("_", "-")
-        raise ValueError(f"--tune cannot be combined with --{name}: it searches this rate")
+        raise UserError(f"--tune cannot be combined with --{name}: it searches this rate")
     check_data(base)
     from irpe.ablation import Ablation, ablate
     from irpe.ablation.folder import default_folder
@@ -190,7 +191,7 @@ def _choose_rows(
     )
 
     if sum([table is not None, buckets, bool(own)]) > 1:
-        raise ValueError("--table, --buckets and --row cannot be combined")
+        raise UserError("--table, --buckets and --row cannot be combined")
     if own:
         rows = [parse_row(text) for text in own]
         return "Ablation", "-".join(row.name for row in rows), rows
@@ -208,13 +209,13 @@ def _with_grid(config: "AblationConfig", grid: int) -> "AblationConfig":
     if not grid:
         return config
     if isinstance(config, SegmenterConfig):
-        raise ValueError(
+        raise UserError(
             f"--grid {grid} is for square images of classifiers: give a segmenter a patch_size in "
             "--model-args"
         )
     patch, rest = divmod(config.image_size, grid)
     if grid < 1 or rest:
-        raise ValueError(
+        raise UserError(
             f"--grid {grid} does not divide the image of {config.image_size} pixels: choose a "
             "divisor, or another --image-size"
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from irpe.errors import UserError
 from irpe.train.classification.config import ClassifierConfig
 
 _PROCESSOR = "preprocessor_config.json"  # which transformers' image processors write
@@ -85,7 +86,7 @@ def as_classifier(model: Any, path: Path) -> Classifier:
         size = getattr(model, "image_size", 224)
         config = ClassifierConfig(model=name, data="", image_size=size, channels=3, crop=_CROP)
         return Classifier(model, config, _IMAGENET)
-    raise ValueError(
+    raise UserError(
         f"{path} holds a {name}, which is not an image classifier: irpe eval takes classifiers of "
         "timm, transformers (...ForImageClassification) and torchvision, and DETR"
     )
@@ -116,7 +117,7 @@ def _of_transformers(model: Any, path: Path) -> Classifier:
     own = model.config
     vision = getattr(own, "vision_config", own)  # CLIP and SigLIP have one for texts, too
     if not hasattr(vision, "image_size"):
-        raise ValueError(
+        raise UserError(
             f"{path} holds a {type(model).__name__}, which has no image size (it takes patches): "
             "irpe eval takes models of square images; evaluate it with its own processor in Python"
         )
@@ -135,7 +136,7 @@ def _side(size: Any) -> int:
     """Returns the side of a square."""
     sides: tuple[int, ...] = (size,) if isinstance(size, int) else tuple(size)
     if len(set(sides)) > 1:
-        raise ValueError(f"the model takes images of {sides} pixels; irpe eval crops squares")
+        raise UserError(f"the model takes images of {sides} pixels; irpe eval crops squares")
     return sides[0]
 
 
@@ -148,4 +149,4 @@ def _read_processor(path: Path) -> dict[str, tuple[float, ...]] | None:
         content = json.loads(file.read_text())
         return {name: tuple(map(float, content[f"image_{name}"])) for name in ("mean", "std")}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged: it has no image_mean and image_std") from error
+        raise UserError(f"{file} is damaged: it has no image_mean and image_std") from error

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from irpe.errors import UserError
+
 RUN_PANEL = "Run"  # the heading of the help for how a command runs
 Device = Annotated[
     str,
@@ -22,7 +24,7 @@ def use_threads(count: int | None) -> None:
     if count is None:
         return
     if count < 1:
-        raise ValueError(f"--threads {count} must be at least 1")
+        raise UserError(f"--threads {count} must be at least 1")
     import torch
 
     torch.set_num_threads(count)

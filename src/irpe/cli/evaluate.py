@@ -13,6 +13,7 @@ from irpe.cli.evaluate_pixels import evaluate_pixels
 from irpe.cli.load import find_model, load_model
 from irpe.cli.validation import open_val
 from irpe.core.choices import check_choice
+from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import PRECISIONS, RUN_FILE, check_exists
@@ -89,15 +90,15 @@ def evaluate(
     """Top-1 and top-5 of a classifier, average precision of a detector, mIoU of a segmenter."""
     require_installed("train", "accelerate", "timm")
     if (batch_size is not None and batch_size < 1) or workers < 0 or draw < 0:
-        raise ValueError(
+        raise UserError(
             f"--batch-size {batch_size}, --workers {workers}, --draw {draw}: at least 1, 0 and 0"
         )
     if not 0 <= threshold <= 1:
-        raise ValueError(f"--threshold {threshold}: a score is a number of 0 to 1")
+        raise UserError(f"--threshold {threshold}: a score is a number of 0 to 1")
     check_choice("--precision", precision, PRECISIONS)
     is_published = path.is_file() or path.suffix == ".pth"
     if path.is_file() and path.suffix in _INSIDE:
-        raise ValueError(
+        raise UserError(
             f"{path} is one file of a saved model or run: pass its folder, {path.parent}"
         )
     path = path if is_published else find_model(path)
@@ -113,10 +114,10 @@ def evaluate(
     accelerator = make_accelerator(precision, device)
     model, config, preparation = _load(path, is_published)
     if not isinstance(config, SegmenterConfig) and (scale != 1 or sliding is not None):
-        raise ValueError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")
+        raise UserError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")
     if not isinstance(config, ClassifierConfig):
         if root is not None:
-            raise ValueError(f"--root is for classifiers: this is {_kind(config)}")
+            raise UserError(f"--root is for classifiers: this is {_kind(config)}")
         if data is not None or split is not None:
             config = config.replace(data=data or config.data, limit=0)
         config = config.replace(val_split=split or config.val_split)
@@ -131,11 +132,11 @@ def evaluate(
         evaluate_boxes(path, model, config, accelerator, batch_size, workers, *drawing, as_json)
         return
     if split is not None or draw or output is not None:
-        raise ValueError(
+        raise UserError(
             "--split, --draw and --output are for detectors and segmenters: this is a classifier"
         )
     if root is not None and data is None:
-        raise ValueError(f"--root {root}: it belongs to --data NAME, which is missing")
+        raise UserError(f"--root {root}: it belongs to --data NAME, which is missing")
     val = open_val(config, model, data, root)
     config, source = val.config, val.source
     model = model.to(accelerator.device)

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import write_text
 from irpe.train.detection.config import DetectorConfig
@@ -55,7 +56,7 @@ def evaluate_boxes(
     from irpe.train.detection.task import EVAL_BATCH, detect, eval_inputs
 
     if config.data == "embedded":
-        raise ValueError("--data is missing: a folder in the layout of COCO or Pascal VOC")
+        raise UserError("--data is missing: a folder in the layout of COCO or Pascal VOC")
     source = open_boxes(config.data, config.val_split, config.classes or None)
     source = source.first(config.limit) if config.limit else source
     folder = output or (path / "eval" if path.is_dir() else Path(f"{path.stem}-eval"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import write_text
 from irpe.train.segmentation.config import SegmenterConfig
@@ -42,7 +43,7 @@ def evaluate_pixels(
         as_json: Print JSON.
     """
     if not 0 < scale <= 16:
-        raise ValueError(f"--scale {scale} must be greater than 0, and at most 16")
+        raise UserError(f"--scale {scale} must be greater than 0, and at most 16")
     if draw:
         require_installed("viz", "matplotlib")
     from irpe.cli.bars import ProgressBar

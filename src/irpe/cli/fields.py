@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from irpe.cli.devices import RUN_PANEL
+from irpe.errors import UserError
 from irpe.train.config import SCHEDULE_PARTS, RunConfig
 from irpe.train.configs import CONFIGS
 
@@ -66,7 +67,7 @@ def change_config(config: C, changes: Mapping[str, Any]) -> tuple[C, list[str]]:
     for name in given:
         tasks = [each.task for each in CONFIGS.values() if name in each.__dataclass_fields__]
         if config.task not in tasks:
-            raise ValueError(
+            raise UserError(
                 f"{_flag(name)} is for {' and '.join(tasks)}, and the recipe for {config.task}: "
                 "leave it out"
             )
@@ -76,7 +77,7 @@ def change_config(config: C, changes: Mapping[str, Any]) -> tuple[C, list[str]]:
             changed = config.with_fewer_epochs(given.pop("epochs"))
         changed = changed.replace(**given)
     except ValueError as error:
-        raise ValueError(name_options(str(error), config)) from error
+        raise UserError(name_options(str(error), config)) from error
     notes = [
         f"--epochs {changed.epochs} shortens {_flag(name)} to {getattr(changed, name)} (it was "
         f"{getattr(config, name)} of {config.epochs} epochs)"
@@ -179,9 +180,9 @@ def _read_json(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"model_args {shortened(text)} is not JSON: {error}") from error
+        raise UserError(f"model_args {shortened(text)} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(
+        raise UserError(
             f"model_args {shortened(text)} must be a JSON object, as in '{{\"depth\": 6}}'"
         )
     return value

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from irpe.errors import MissingFileError, UserError
 from irpe.train.config import RUN_FILE
 
 if TYPE_CHECKING:
@@ -19,14 +20,14 @@ def find_model(path: Path) -> Path:
             prepared.
     """
     if not path.is_dir():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{path} is not a folder: pass the folder of a run, or of a model that "
             "irpe.save_equipped wrote"
         )
     if (path / _CELLS).is_dir():
-        raise ValueError(f"{path} is an ablation: name one of its runs, in {path / _CELLS}")
+        raise UserError(f"{path} is an ablation: name one of its runs, in {path / _CELLS}")
     if not (path / RUN_FILE).is_file() and (runs := sorted(path.glob(f"*/{RUN_FILE}"))):
-        raise ValueError(f"{path} is not a run, but holds runs: name one, as {runs[0].parent}")
+        raise UserError(f"{path} is not a run, but holds runs: name one, as {runs[0].parent}")
     is_inside = path.name == _MODEL and (path.parent / RUN_FILE).is_file()
     return path.parent if is_inside else path
 

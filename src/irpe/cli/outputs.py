@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from irpe.errors import UserError
 from irpe.files import free_name
 from irpe.train.config import RUN_FILE, RunConfig
 
@@ -23,7 +24,7 @@ def check_output(directory: Path, config: RunConfig) -> None:
         return  # the first process alone writes to it
     found = _read_settings(directory)
     if found is None:
-        raise ValueError(
+        raise UserError(
             f"{directory} has files of others: choose a new folder, -o {free_name(directory)}"
         )
     own = config.with_absolute_paths()
@@ -33,7 +34,7 @@ def check_output(directory: Path, config: RunConfig) -> None:
         if found.get(name) != getattr(own, name)
     }
     of = f" with other settings ({' and '.join(differing)})" if differing else ""
-    raise ValueError(
+    raise UserError(
         f"{directory} holds a run{of}: go on with that one, --resume {directory}, or choose "
         f"another folder, -o {free_name(directory, *differing.values())}"
     )

@@ -8,6 +8,7 @@ import typer
 
 from irpe.cli.bars import ProgressBar
 from irpe.cli.formats import Format, Report
+from irpe.errors import UserError
 from irpe.extras import require
 from irpe.files import check_writable, write_text
 
@@ -92,7 +93,7 @@ def _check_name(model: str | None) -> None:
         return
     timm: Any = require("timm", "timm")
     if not timm.is_model(model):
-        raise ValueError(
+        raise UserError(
             f"MODEL {model!r} is a path: irpe profile takes the name of a model of timm, such as "
             f"{_MODEL}; for a model in memory there is irpe.profile.count_macs"
         )
@@ -101,12 +102,12 @@ def _check_name(model: str | None) -> None:
 def _refuse(option: str, others: dict[str, object]) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
-        raise ValueError(f"{option} cannot be combined with {', '.join(given)}")
+        raise UserError(f"{option} cannot be combined with {', '.join(given)}")
 
 
 def _single(encodings: list[str] | None) -> str:
     if encodings and len(encodings) > 1:
-        raise ValueError(f"--resolutions takes one encoding, not {', '.join(encodings)}")
+        raise UserError(f"--resolutions takes one encoding, not {', '.join(encodings)}")
     return encodings[0] if encodings else _ENCODING
 
 
@@ -114,7 +115,7 @@ def parse_sizes(text: str) -> list[int]:
     """Returns the sizes in a text such as "224,384"."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 10 and int(part) for part in parts):
-        raise ValueError(f"--resolutions {text!r}: write sizes such as 224,384,512")
+        raise UserError(f"--resolutions {text!r}: write sizes such as 224,384,512")
     return [int(part) for part in parts]
 
 
@@ -182,7 +183,7 @@ def _cost_report(
             model, encodings, resolution, batch, rounds, bar, refused if is_list else None
         )
     if is_list and len(refused) == len(encodings):
-        raise ValueError(next(iter(refused.values())))
+        raise UserError(next(iter(refused.values())))
     counted = "encoding", "params", "MACs", "extra", "closed"
     headings = (*counted, "ms", "time", "MB", "extra") if rounds else counted
     threads = torch.get_num_threads()

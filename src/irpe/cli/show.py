@@ -9,6 +9,7 @@ from irpe.cli import show_learned, show_robustness, show_sizes
 from irpe.cli.profile import parse_sizes
 from irpe.cli.show_common import Output, label_of, parse_grid, parse_patch, write_figure
 from irpe.cli.show_positions import parse_positions
+from irpe.errors import MissingFileError, UserError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,7 +60,7 @@ def index(
 
     function = parse_index(piecewise)
     if not isinstance(function, Piecewise):
-        raise ValueError(f"index {piecewise!r} is not a piecewise function: pass it with --clip")
+        raise UserError(f"index {piecewise!r} is not a piecewise function: pass it with --clip")
     write_figure(plot_index(function, None if clip is None else Clip(clip)), output)
 
 
@@ -176,7 +177,7 @@ def training(
     """
     for run in runs:
         if not run.is_dir():
-            raise FileNotFoundError(f"{run} is not a folder: pass the folders of runs")
+            raise MissingFileError(f"{run} is not a folder: pass the folders of runs")
     from irpe.train.runs import read_metrics
     from irpe.viz import plot_training
 
@@ -238,6 +239,6 @@ def _check_num_buckets(text: str) -> None:
     spec = parse_encoding(text)
     counts = spec.num_buckets(2, 1) if isinstance(spec, RPESpec) else ()
     if any(count > _MOST_BUCKETS for count in counts):
-        raise ValueError(
+        raise UserError(
             f"{text} has more than {_MOST_BUCKETS:,} buckets: write a smaller ratio or beta"
         )

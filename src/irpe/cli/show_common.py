@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from irpe.errors import UserError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -30,7 +32,7 @@ def parse_patch(text: str) -> tuple[int, int]:
     try:
         row, column = (int(number) for number in text.split(","))
     except ValueError:
-        raise ValueError(f"patch {text!r} is not understood: write row,column, 3,5") from None
+        raise UserError(f"patch {text!r} is not understood: write row,column, 3,5") from None
     return row, column
 
 
@@ -41,7 +43,7 @@ def parse_grid(text: str) -> "Grid":
     try:
         return Grid(tuple(int(size) for size in text.split("x")))
     except ValueError:
-        raise ValueError(f"grid {text!r} is not understood: write rows x columns, 7x28") from None
+        raise UserError(f"grid {text!r} is not understood: write rows x columns, 7x28") from None
 
 
 def label_of(run: Path) -> str:

@@ -7,6 +7,7 @@ import typer
 
 from irpe.cli.load import find_model, load_model
 from irpe.cli.show_common import Output, label_of, parse_patch, write_figure
+from irpe.errors import UserError
 from irpe.files import write_text
 
 if TYPE_CHECKING:
@@ -163,7 +164,7 @@ def explorer(
 
     check_output(output, (".html",))
     if run is None and (image is not None or block):
-        raise ValueError("--image and --block belong to a run: pass --run too")
+        raise UserError("--image and --block belong to a run: pass --run too")
     if run is None:
         page = explorer_page()
     else:
@@ -184,7 +185,7 @@ def _capture(run: Path, *images: Path | None) -> "tuple[list[CapturedAttention],
     inputs, seen = zip(*(image_input(model, picture) for picture in pictures), strict=True)
     shapes = {tuple(x.shape) for x in inputs}
     if len(shapes) > 1:
-        raise ValueError("the model takes pictures of any size, and these differ: pass equal ones")
+        raise UserError("the model takes pictures of any size, and these differ: pass equal ones")
     return capture(model, torch.cat(inputs)), seen[0]
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from irpe.cli.show_common import parse_grid
+from irpe.errors import UserError
 
 if TYPE_CHECKING:
     from irpe.core.grid import Grid
@@ -24,13 +25,13 @@ def parse_positions(queries: "Grid", keys: str | None, points: Path | None) -> "
 
     if points is not None:
         if keys is not None:
-            raise ValueError("--points cannot be combined with --keys: points are both")
+            raise UserError("--points cannot be combined with --keys: points are both")
         return Positions(read_points(points))
     if keys is None:
         return Positions(queries)
     cells = parse_grid(keys)
     if cells.ndim != queries.ndim:
-        raise ValueError(f"--keys {cells} has {cells.ndim} axes, the queries {queries.ndim}")
+        raise UserError(f"--keys {cells} has {cells.ndim} axes, the queries {queries.ndim}")
     sizes = zip(queries.shape, cells.shape, strict=True)
     return Positions(queries, PooledGrid(cells.shape, tuple(q / k for q, k in sizes)))
 
@@ -42,17 +43,17 @@ def read_points(path: Path) -> "Points":
     from irpe.core.places import Points
 
     if not path.is_file():
-        raise ValueError(f"--points {path} does not exist: pass a text file, a point on each line")
+        raise UserError(f"--points {path} does not exist: pass a text file, a point on each line")
     rows: list[list[float]] = []
     for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
         words = line.replace(",", " ").split()
         try:
             row, column = map(float, words)
         except ValueError:
-            raise ValueError(
+            raise UserError(
                 f"{path}, line {number}: {line[:40]!r} is not a row and a column, such as 3.5, 7"
             ) from None
         rows.append([row, column])
     if not rows:
-        raise ValueError(f"{path} is empty: a point on each line, a row and a column")
+        raise UserError(f"{path} is empty: a point on each line, a row and a column")
     return Points(torch.tensor(rows))

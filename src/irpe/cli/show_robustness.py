@@ -13,6 +13,7 @@ from irpe.cli.bars import ProgressBar
 from irpe.cli.load import find_model
 from irpe.cli.show_common import Labels, describe_runs
 from irpe.cli.validation import open_val
+from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
@@ -88,14 +89,14 @@ def check_once(runs: Sequence[Path]) -> Sequence[Path]:
     paths = [run.resolve() for run in runs]
     for run, path in zip(runs, paths, strict=True):
         if paths.count(path) > 1:
-            raise ValueError(f"{run} is given twice: give each run once")
+            raise UserError(f"{run} is given twice: give each run once")
     return runs
 
 
 def _parse(option: str, text: str, example: str) -> list[int]:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise ValueError(f"{option} {text!r}: write integers such as {example}")
+        raise UserError(f"{option} {text!r}: write integers such as {example}")
     return sorted({int(part) for part in parts})
 
 

@@ -10,6 +10,7 @@ from irpe.cli.bars import ProgressBar
 from irpe.cli.load import find_model
 from irpe.cli.show_common import Labels, describe_runs
 from irpe.cli.show_robustness import check_once, print_curves
+from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
@@ -75,9 +76,9 @@ def _parse_scales(text: str) -> list[float]:
     try:
         found = sorted({float(part) for part in text.split(",")})
     except ValueError:
-        raise ValueError(f"--scales {text!r}: write numbers such as 1,1.5,2") from None
+        raise UserError(f"--scales {text!r}: write numbers such as 1,1.5,2") from None
     if not all(0 < scale <= _LARGEST for scale in found):
-        raise ValueError(f"--scales {text!r}: each must be greater than 0, at most {_LARGEST:g}")
+        raise UserError(f"--scales {text!r}: each must be greater than 0, at most {_LARGEST:g}")
     return found
 
 

@@ -18,6 +18,7 @@ from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts, wrap
 from irpe.cli.outputs import check_output
 from irpe.core.choices import check_choice
+from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.recipes import RECIPES
 from irpe.train.config import RUN_FILE, RunConfig, find_run_file
@@ -87,7 +88,7 @@ def train(
         return
     if resume is not None:
         if recipe or changes or output or config_file:
-            raise ValueError("--resume cannot be combined with a recipe or its settings")
+            raise UserError("--resume cannot be combined with a recipe or its settings")
         find_run_file(resume)
         require_installed("train", "accelerate", "timm")
         from irpe.train.runs import read_config
@@ -116,13 +117,13 @@ def _configure(
         has_none = config.encoding == "none" and "encoding" not in changes
         return config, [*notes, *([_WITHOUT_ENCODING] if has_none else [])]
     if recipe is not None:
-        raise ValueError(f"--config {file} cannot be combined with the recipe {recipe}")
+        raise UserError(f"--config {file} cannot be combined with the recipe {recipe}")
     from irpe.train.task import parse_config
 
     try:
         config = parse_config(file.read_text(), file)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from error
+        raise UserError(f"{file}: {error}") from error
     return change_config(config.replace(classes=()), changes)
 
 
@@ -144,7 +145,7 @@ def _name_of(file: Path | None) -> str:
 def find_recipe(name: str | None, recipes: Mapping[str, Callable[[], C]]) -> C:
     """Returns the configuration of a recipe."""
     if name is None:
-        raise ValueError("name a recipe, such as laptop: irpe train --list describes all")
+        raise UserError("name a recipe, such as laptop: irpe train --list describes all")
     check_choice("recipe", name, recipes)
     return recipes[name]()
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from irpe.errors import UserError
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.config import is_name
 
@@ -55,14 +56,14 @@ def open_val(
     if data is not None and not is_own:
         config = config.replace(data=data, root=root, holdout=0.0)
     if not config.data:
-        raise ValueError("--data is missing: the images to evaluate on")
+        raise UserError("--data is missing: the images to evaluate on")
     if is_own:
         source = open_images(config.data, config.root, config.holdout)[1]
     else:
         source = open_evaluation(config.data, config.root)
     config.check_classes(source.classes)
     if len(source.classes) != model.num_classes:
-        raise ValueError(
+        raise UserError(
             f"{config.data} has {len(source.classes)} classes, the model {model.num_classes}"
         )
     has_val = is_name(config.data) or has_splits(Path(config.data))

@@ -8,6 +8,7 @@ from jaxtyping import Integer, Shaped
 from torch import Tensor
 
 from irpe.core.grid import Grid
+from irpe.errors import UserError
 
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
@@ -43,7 +44,7 @@ class BucketMap:
         grid: Sequence[int] | None = None,
     ) -> None:
         if ids.ndim not in (2, 3) or not _is_integer(ids) or ids.is_meta:
-            raise ValueError(
+            raise UserError(
                 f"ids of shape {tuple(ids.shape)}, {ids.dtype} on {ids.device} are not a bucket "
                 "map: pass integers that hold values, (query, key) or (batch, query, key)"
             )
@@ -73,7 +74,7 @@ class BucketMap:
         self.num_buckets = num_buckets
         self.grid = None if grid is None else Grid.of(grid).shape
         if self.grid is not None and Grid(self.grid).num_positions > compact_ids.shape[-1]:
-            raise ValueError(
+            raise UserError(
                 f"grid {self.grid} does not fit ids of {compact_ids.shape[-1]} keys: its positions "
                 "and the prefix tokens before them are the keys"
             )
@@ -99,7 +100,7 @@ class BucketMap:
 
 def _find_used_rows(ids: Tensor, num_buckets: int) -> Tensor:
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_buckets:
-        raise ValueError(
+        raise UserError(
             f"ids run from {int(ids.min())} to {int(ids.max())}, but the table has {num_buckets} "
             f"rows: they must lie in 0 to {num_buckets - 1}"
         )

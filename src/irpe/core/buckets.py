@@ -18,6 +18,7 @@ from irpe.core.methods import METHODS
 from irpe.core.pairs import ids_of_pairs
 from irpe.core.places import Points, Subset
 from irpe.core.positions import Positions, positions_of
+from irpe.errors import UserError
 
 _MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
 _MOST_ROWS = 2**38  # of a table; far below where the arithmetic of rows would overflow
@@ -50,7 +51,7 @@ def bucket_maps(
     """
     if isinstance(grid, Positions):
         if num_prefix_tokens:
-            raise ValueError(
+            raise UserError(
                 f"num_prefix_tokens = {num_prefix_tokens}: positions have their own, "
                 f"{grid.prefixes}; leave it out"
             )
@@ -61,7 +62,7 @@ def bucket_maps(
 def check_num_prefix_tokens(count: int) -> None:
     """Raises an error unless `count` is a number of tokens."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-        raise ValueError(
+        raise UserError(
             f"num_prefix_tokens = {count!r} must be an integer of 0 or more: the tokens that stand "
             "before the patches"
         )
@@ -116,13 +117,13 @@ _maps_of_tensors: Any = WeakKeyDictionary()
 def _check_positions(spec: Encoding, positions: Positions) -> None:
     """Raises an error if an encoding has no rows for the offsets between these positions."""
     if positions.grid is None and not spec.any_positions:
-        raise ValueError(
+        raise UserError(
             f"encoding '{spec}' is made for the offsets on one grid, but the tokens are on "
             f"{positions}: use METHOD-MODE-TARGETS with euclidean, cross or product, such as "
             "'product-contextual-k'"
         )
     if spec.method == "quantization" and positions.has_real_places:
-        raise ValueError(
+        raise UserError(
             f"encoding '{spec}': real offsets, here on {positions}, have no rank among the "
             "distances of a grid; method 'euclidean' takes real ones"
         )
@@ -197,7 +198,7 @@ def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
 
 def _check_pairs(pairs: int, where: str) -> None:
     if pairs > _MOST_PAIRS:
-        raise ValueError(
+        raise UserError(
             f"{where}: its bucket map would take at least {pairs / 2**30:,.0f} GiB, a byte for "
             "each pair; use windows or a coarser grid"
         )
@@ -207,7 +208,7 @@ def _check_rows(spec: Encoding, method: str, index: Index, ndim: int) -> None:
     """Raises an error for a table that no machine can hold."""
     rows = max(METHODS[method].num_buckets(index.max_index, ndim))
     if rows > _MOST_ROWS:
-        raise ValueError(
+        raise UserError(
             f"encoding '{spec}' has {Decimal(rows):.3g} table rows: they would take at least "
             f"{Decimal(rows) / 2**28:.3g} GiB, 4 bytes each; choose a smaller index"
         )

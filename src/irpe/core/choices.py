@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+from irpe.errors import UserError
+
 
 def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     """Raises an error unless `value` is one of `choices`.
@@ -15,7 +17,7 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     choices = tuple(choices)
     if value not in choices:
         known = ", ".join(map(str, choices))
-        raise ValueError(f"{name} {value!r} is not one of {known}{did_you_mean(value, choices)}")
+        raise UserError(f"{name} {value!r} is not one of {known}{did_you_mean(value, choices)}")
 
 
 def did_you_mean(value: object, choices: Iterable[object], cutoff: float = 0.6) -> str:

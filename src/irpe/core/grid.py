@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from irpe.errors import UserError, UserTypeError
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -27,7 +29,7 @@ class Grid:
 
     def __post_init__(self) -> None:
         if not self.shape or not all(_is_positive_int(size) for size in self.shape):
-            raise ValueError(
+            raise UserError(
                 f"grid {self.shape!r} is not a grid: give one positive integer per axis, "
                 "for example (14, 14)"
             )
@@ -38,7 +40,7 @@ class Grid:
         if isinstance(value, Grid):
             return value
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise TypeError(
+            raise UserTypeError(
                 f"grid {value!r} is not a sequence of axis lengths: pass for example (14, 14)"
             )
         return cls(tuple(value))

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
+from irpe.errors import UserError, UserTypeError
+
 # Not all that Python reads as a number: no 1_0, no " 1.9 ", no digits of other scripts.
 _NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|-?inf|nan", re.ASCII)
 
@@ -34,7 +36,7 @@ class Piecewise:
     def __post_init__(self) -> None:
         _check_numbers(self)
         if not 0 < self.alpha < self.beta < self.gamma:
-            raise ValueError(
+            raise UserError(
                 f"{self!r} is not a piecewise index: 0 < alpha < beta < gamma must hold; "
                 "Piecewise.from_ratio(r) gives r, 2r, 8r"
             )
@@ -87,7 +89,7 @@ class Clip:
     def __post_init__(self) -> None:
         _check_numbers(self)
         if self.beta <= 0:
-            raise ValueError(f"{self!r} is not a clip index: beta must be greater than 0")
+            raise UserError(f"{self!r} is not a clip index: beta must be greater than 0")
 
     @property
     def max_index(self) -> int:
@@ -149,7 +151,7 @@ def parse_index(text: str) -> Piecewise | Clip:
         case True, [beta]:
             return Clip(beta)
         case _:
-            raise ValueError(
+            raise UserError(
                 f"index {text!r} is not understood: write a ratio (1.9), alpha:beta:gamma "
                 "(1.9:3.8:15.2) or clip and beta (clip3)"
             )
@@ -159,16 +161,16 @@ def _check_numbers(index: Piecewise | Clip) -> None:
     for field in fields(index):
         value = getattr(index, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{field.name} = {value!r} is not a number: pass a positive number")
+            raise UserTypeError(f"{field.name} = {value!r} is not a number: pass a positive number")
         if not math.isfinite(value):
-            raise ValueError(f"{field.name} = {value!r} must be finite and greater than 0")
+            raise UserError(f"{field.name} = {value!r} must be finite and greater than 0")
         object.__setattr__(index, field.name, float(value))
 
 
 def _as_float64(distance: Tensor) -> Tensor:
     x = distance.double()
     if not x.is_meta and not bool(x.isfinite().all()):
-        raise ValueError("distances must be finite; found NaN or infinity: check the offsets")
+        raise UserError("distances must be finite; found NaN or infinity: check the offsets")
     return x
 
 

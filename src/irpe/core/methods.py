@@ -13,6 +13,7 @@ from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from irpe.core.index import Index
+from irpe.errors import UserTypeError
 
 Offsets = Shaped[Tensor, "*pairs axes"]
 Ids = Int[Tensor, "*pairs"]
@@ -30,7 +31,7 @@ def quantization(offsets: Offsets, index: Index) -> tuple[Ids, ...]:
     on the number of axes but not on the size of the grid.
     """
     if offsets.is_floating_point():
-        raise TypeError(
+        raise UserTypeError(
             f"offsets of dtype {offsets.dtype} have no rank: method 'quantization' takes integer "
             "offsets; method 'euclidean' takes real ones"
         )

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from irpe.core.grid import Grid
+from irpe.errors import UserError, UserTypeError
 
 Coordinates = Shaped[Tensor, "*batch tokens axes"]  # integers, or float64
 
@@ -45,7 +46,7 @@ class PooledGrid:
         shape = Grid.of(self.shape).shape
         stride = _by_axis("stride", self.stride, len(shape))
         if min(stride) <= 0:
-            raise ValueError(
+            raise UserError(
                 f"stride = {self.stride!r} must be greater than 0: the distance between "
                 "neighbouring cells in patches"
             )
@@ -111,14 +112,16 @@ class Subset:
         if isinstance(tokens, Tensor):
             _check_is_integer("tokens", tokens)
             if tokens.ndim not in (1, 2):
-                raise ValueError(
+                raise UserError(
                     f"tokens of shape {tuple(tokens.shape)} are not indices on a grid: pass "
                     "(tokens,) for all images or (batch, tokens) for each"
                 )
         elif isinstance(tokens, Sequence) and not isinstance(tokens, str):
             tokens = _to_tensor(tokens)
         else:
-            raise TypeError(f"tokens {tokens!r} are not a sequence of indices on grid {self.grid}")
+            raise UserTypeError(
+                f"tokens {tokens!r} are not a sequence of indices on grid {self.grid}"
+            )
         if not torch.compiler.is_compiling():
             _check_tokens(tokens, self.grid)
         kept = tokens if tokens.ndim == 2 else tuple(tokens.tolist())
@@ -186,11 +189,11 @@ class Points:
     def __post_init__(self) -> None:
         x: object = self.coordinates
         if not isinstance(x, Tensor) or x.dtype == torch.bool or x.is_complex():
-            raise TypeError(
+            raise UserTypeError(
                 f"coordinates {getattr(x, 'dtype', x)!r} must be a tensor of integers or reals"
             )
         if x.ndim not in (2, 3) or 0 in x.shape[-2:]:
-            raise ValueError(
+            raise UserError(
                 f"coordinates of shape {tuple(x.shape)} are not (tokens, axes) or (batch, tokens, "
                 "axes), with at least one of each"
             )
@@ -211,7 +214,7 @@ class Points:
         _check_is_integer("shapes", shapes)
         largest = int(shapes.prod(-1).max())
         if shapes.ndim != 2 or int(shapes.min()) < 1 or largest > num_tokens:
-            raise ValueError(
+            raise UserError(
                 f"grids {shapes.tolist()} do not fit images of {num_tokens} tokens: give one "
                 "positive integer per axis for each image, with a product of at most that"
             )
@@ -259,7 +262,7 @@ def _by_axis(name: str, value: Any, ndim: int) -> tuple[float, ...]:
     values: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,) * ndim
     is_real = [isinstance(v, int | float) and not isinstance(v, bool) for v in values]
     if len(values) != ndim or not all(is_real) or not all(map(math.isfinite, values)):
-        raise ValueError(
+        raise UserError(
             f"{name} = {value!r} must be a finite number, or one for each of {ndim} axes"
         )
     return tuple(float(v) for v in values)
@@ -267,30 +270,32 @@ def _by_axis(name: str, value: Any, ndim: int) -> tuple[float, ...]:
 
 def _to_tensor(tokens: Sequence[int]) -> Tensor:
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
-        raise TypeError(f"tokens {list(tokens)!r} are not all integers: pass indices on the grid")
+        raise UserTypeError(
+            f"tokens {list(tokens)!r} are not all integers: pass indices on the grid"
+        )
     return torch.tensor(tokens, dtype=torch.long)
 
 
 def _check_is_integer(name: str, tensor: Tensor) -> None:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise TypeError(f"{name} are {tensor.dtype}: pass integers")
+        raise UserTypeError(f"{name} are {tensor.dtype}: pass integers")
 
 
 def _check_tokens(tokens: Tensor, grid: Grid) -> None:
     """Raises an error for an index that is not on the grid, or there twice."""
     last = grid.num_positions - 1
     if tokens.numel() == 0:
-        raise ValueError(f"tokens are empty: pass at least one index from 0 to {last}")
+        raise UserError(f"tokens are empty: pass at least one index from 0 to {last}")
     outside = tokens[(tokens < 0) | (tokens > last)]
     if outside.numel():
-        raise ValueError(
+        raise UserError(
             f"token {int(outside[0])} is not on grid {grid}: its tokens are 0 to {last}, counted "
             "row-major, without prefix tokens"
         )
     ordered = tokens.sort(dim=-1).values
     repeated = ordered[..., 1:][ordered[..., 1:] == ordered[..., :-1]]
     if repeated.numel():
-        raise ValueError(
+        raise UserError(
             f"token {int(repeated[0])} of grid {grid} occurs twice: each token of a subset occurs "
             "once; tokens that share a position are Points"
         )
@@ -299,7 +304,7 @@ def _check_tokens(tokens: Tensor, grid: Grid) -> None:
 def _check_scale(scale: float) -> None:
     is_real = isinstance(scale, int | float) and not isinstance(scale, bool)
     if not is_real or not 0 < scale < math.inf:
-        raise ValueError(
+        raise UserError(
             f"scale = {scale!r} must be a finite number greater than 0: the patches in a unit of "
             "the coordinates"
         )
@@ -308,7 +313,7 @@ def _check_scale(scale: float) -> None:
 def _check_padding(is_token: Tensor, coordinates: Tensor) -> None:
     shape = tuple(coordinates.shape[:-1])
     if coordinates.ndim != 3 or is_token.dtype != torch.bool or tuple(is_token.shape) != shape:
-        raise ValueError(
+        raise UserError(
             f"is_token of shape {tuple(is_token.shape)}, {is_token.dtype} does not fit coordinates "
             f"of shape {tuple(coordinates.shape)}: it is boolean, (batch, tokens), False where "
             "there is padding"
@@ -319,14 +324,14 @@ def _check_finite(coordinates: Tensor, is_token: Tensor | None) -> None:
     """Raises an error for a token without a position, or an image without a token."""
     if is_token is not None and not bool(is_token.any(-1).all()):
         image = int((~is_token.any(-1)).nonzero()[0])
-        raise ValueError(f"image {image} has no tokens, padding alone: leave it out of the batch")
+        raise UserError(f"image {image} has no tokens, padding alone: leave it out of the batch")
     if not coordinates.is_floating_point():
         return
     is_lost = ~coordinates.isfinite().all(-1)
     is_lost = is_lost if is_token is None else is_lost & is_token
     if bool(is_lost.any()):
         where = is_lost.nonzero()[0].tolist()
-        raise ValueError(
+        raise UserError(
             f"coordinates {coordinates[tuple(where)].tolist()} of token {where} are not finite: "
             "every token needs a position; mark padding with is_token"
         )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from irpe.core.grid import Grid
 from irpe.core.places import Coordinates, Points, PooledGrid, Subset
+from irpe.errors import UserError, UserTypeError
 
 Places = Grid | PooledGrid | Subset | Points
 
@@ -64,13 +65,13 @@ class Positions:
         keys = queries if self.keys is None else _as_places("keys", self.keys)
         prefixes = _counts(self.num_prefix_tokens)
         if queries.ndim != keys.ndim:
-            raise ValueError(
+            raise UserError(
                 f"queries on {queries.ndim} axes and keys on {keys.ndim}: an offset needs the same "
                 "axes on both sides"
             )
         batches = [_batch_of(queries), _batch_of(keys)]
         if None not in batches and batches[0] != batches[1]:
-            raise ValueError(
+            raise UserError(
                 f"queries of {batches[0]} images and keys of {batches[1]}: give both for one batch"
             )
         plain = _plain_values(queries), _plain_values(keys)
@@ -137,12 +138,12 @@ def check_tokens(
     sides = zip(("queries", "keys"), (q, k), positions.num_tokens, strict=True)
     for name, tokens, count in sides:
         if tokens.shape[-2] != count:
-            raise ValueError(
+            raise UserError(
                 f"{tokens.shape[-2]} {name}, but positions for {count}: {positions}; prefix tokens "
                 "count too"
             )
     if positions.batch not in (None, q.shape[0]):
-        raise ValueError(
+        raise UserError(
             f"positions of {positions.batch} images, but queries of {q.shape[0]}: make them for "
             "this batch"
         )
@@ -157,7 +158,7 @@ def _as_places(name: str, value: Any) -> Places:
     if isinstance(value, Grid | PooledGrid | Subset | Points):
         return value
     if isinstance(value, Tensor):
-        raise TypeError(
+        raise UserTypeError(
             f"{name} are a tensor: pass irpe.Points(coordinates), or irpe.Subset(grid, tokens) for "
             "indices on a grid"
         )
@@ -168,7 +169,7 @@ def _counts(value: Any) -> tuple[int, int]:
     counts: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value, value)
     is_count = [isinstance(c, int) and not isinstance(c, bool) and c >= 0 for c in counts]
     if len(counts) != 2 or not all(is_count):
-        raise ValueError(
+        raise UserError(
             f"num_prefix_tokens = {value!r} must be an integer of 0 or more, or two: of queries "
             "and of keys"
         )

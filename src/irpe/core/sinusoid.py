@@ -8,6 +8,7 @@ from torch import Tensor
 
 from irpe.core.constants import built_once, traced_as_constant
 from irpe.core.grid import Grid, grid_shape
+from irpe.errors import UserError
 
 _LONGEST_WAVE = 10000.0
 
@@ -33,7 +34,7 @@ def sinusoid_of(
     """
     axes = coordinates.shape[-1]
     if dim < 1 or dim % (2 * axes):
-        raise ValueError(
+        raise UserError(
             f"dim = {dim} cannot be shared by the sines and cosines of {axes} axes: it must "
             f"be a multiple of {2 * axes}"
         )

@@ -10,6 +10,7 @@ from timm.models import register_model
 from torch import nn
 
 from irpe.adapters.equip import equip
+from irpe.errors import MissingFileError
 from irpe.models.layout import WHERE, fill, read_checkpoint
 
 # What each model is: timm's name of the plain one, and the encoding (50 buckets: 7 x 7, and one for
@@ -44,7 +45,7 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
 def _find_file(name: str, directory: str | Path | None) -> Path:
     path = Path(directory or Path(torch.hub.get_dir(), "checkpoints")) / f"{name}.pth"
     if not path.is_file():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{path} does not exist: fetch {WHERE}{path.name} and put it there, or create the "
             "model with pretrained=False"
         )

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.adapters.saving import check_tensors
+from irpe.errors import MissingFileError, UserError
 from irpe.files import check_zip, warn_unchecked
 from irpe.models.detr import rename_detr
 
@@ -28,7 +29,7 @@ _ROLES = {"query": "q", "key": "k", "value": "v"}
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Returns the tensors of a file; the only other type that may occur in it is a Namespace."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: fetch it from {WHERE}")
+        raise MissingFileError(f"{path} does not exist: fetch it from {WHERE}")
     has_checksums = check_zip(path)
     with path.open("rb") as file:
         content = _load(file, path)
@@ -36,12 +37,12 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         warn_unchecked(path)
     tensors: Any = content.get("model") if isinstance(content, dict) else None
     if not isinstance(tensors, dict) or not tensors:
-        raise ValueError(
+        raise UserError(
             f"{path} is not a checkpoint of the authors' code, which has its tensors under 'model'"
         )
     for name, tensor in tensors.items():
         if not isinstance(name, str) or not isinstance(tensor, Tensor):
-            raise ValueError(
+            raise UserError(
                 f"{path} is not a checkpoint of the authors' code: {name!r} is not a tensor"
             )
     return tensors
@@ -53,13 +54,13 @@ def _load(file: IO[bytes], path: Path) -> Any:
             warnings.simplefilter("ignore")  # of other versions of pickle
             return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged, or holds something else than tensors and an argparse.Namespace; "
             "nothing in it was run"
         ) from None
     except Exception as error:  # there are many ways to be damaged
         reason = str(error).partition(". ")[0] or type(error).__name__
-        raise ValueError(f"{path} is damaged or no file of PyTorch: {reason}") from error
+        raise UserError(f"{path} is damaged or no file of PyTorch: {reason}") from error
 
 
 def fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> nn.Module:
@@ -85,7 +86,7 @@ def _convert_tables(
     encoding = active_encoding(attention)
     spec = encoding.spec
     if spec.method not in _INSIDE:
-        raise ValueError(
+        raise UserError(
             f"the authors' {spec.method} is not the paper's: they publish no checkpoint with it, "
             f"and only {', '.join(_INSIDE)} can be read"
         )
@@ -93,10 +94,10 @@ def _convert_tables(
     def take(letter: str, inside: str, kind: str) -> Tensor:
         key = f"{name}.rpe_{letter}.{inside}lookup_table_{kind}"
         if key not in tensors:
-            raise ValueError(f"{path} has no tensor {key}, which {spec} needs")
+            raise UserError(f"{path} has no tensor {key}, which {spec} needs")
         table = tensors.pop(key)
         if table.ndim != (2 if kind == "bias" else 3):
-            raise ValueError(
+            raise UserError(
                 f"{path}: {key} has shape {tuple(table.shape)}, which is not that of a table"
             )
         return table

@@ -6,6 +6,7 @@ from pathlib import Path
 import timm
 from torch import nn
 
+from irpe.errors import UserError
 from irpe.models.deit import DEITS
 from irpe.models.detr import build_detr, parse_detr_name
 from irpe.models.layout import fill, read_checkpoint
@@ -36,7 +37,7 @@ def _create(name: str) -> nn.Module:
         return timm.create_model(name)
     spec = parse_detr_name(name)
     if spec is None:
-        raise ValueError(
+        raise UserError(
             f"{name!r} is not a model that the authors published: pass as model= (--model) one of "
             f"{', '.join(DEITS)}, rpe-1.9-product-ctx-1-k, rpe-2.0-product-ctx-1-k"
         )

@@ -5,6 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.core.encodings import Encoding
+from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.nn.where import Where
 from irpe.ops.shapes import Mask
@@ -49,7 +50,7 @@ class RPEAttention(nn.Module):
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"dim = {dim} is not a multiple of num_heads = {num_heads}")
+            raise UserError(f"dim = {dim} is not a multiple of num_heads = {num_heads}")
         self.num_heads = num_heads
         self.attn_drop = attn_drop
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from irpe.core.encodings import Encoding
 from irpe.core.positions import Positions
+from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.ops.shapes import Mask
 
@@ -56,7 +57,7 @@ class RPECrossAttention(nn.Module):
     ) -> None:
         super().__init__()
         if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"dim = {dim} is not a multiple of num_heads = {num_heads}")
+            raise UserError(f"dim = {dim} is not a multiple of num_heads = {num_heads}")
         self.num_heads, self.attn_drop = num_heads, attn_drop
         self.num_prefix_tokens = num_prefix_tokens
         self.q = nn.Linear(dim, dim, bias=qkv_bias, device=device, dtype=dtype)
@@ -83,7 +84,7 @@ class RPECrossAttention(nn.Module):
             attn_mask: As in `irpe.rpe_attention`.
         """
         if positions.prefixes != tuple(self.num_prefix_tokens):
-            raise ValueError(
+            raise UserError(
                 f"positions with {positions.prefixes} prefix tokens for queries and keys, but the "
                 f"attention was made with num_prefix_tokens={tuple(self.num_prefix_tokens)}"
             )

@@ -20,6 +20,7 @@ from irpe.core.encodings.encoding import (
 from irpe.core.grid import Grid, grid_shape
 from irpe.core.positions import Positions, check_tokens
 from irpe.core.rotation import Rotation, rotate
+from irpe.errors import UserError
 from irpe.nn.scored import Rotate, Scored, Temperature
 from irpe.nn.where import Where, mask_padding
 from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
@@ -189,7 +190,7 @@ class RelativePositionEncoding(nn.Module):
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
         scored = self._on(grid, q, k)
         if not scored.maps:
-            raise ValueError(
+            raise UserError(
                 f"{self.spec} has no tables, so there is no choice: turned queries and keys go to "
                 "torch.nn.functional.scaled_dot_product_attention"
             )
@@ -202,14 +203,14 @@ class RelativePositionEncoding(nn.Module):
         """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
         ndim = grid.ndim if isinstance(grid, Positions) else len(grid_shape(grid))
         if ndim != self.ndim:
-            raise ValueError(
+            raise UserError(
                 f"grid {grid} has {ndim} axes but the tables were made for {self.ndim} axes: pass "
                 f"another grid, or make the encoding with ndim={ndim}"
             )
         if not isinstance(grid, Positions):
             return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
         if max(grid.prefixes) != self.num_prefix_tokens:
-            raise ValueError(
+            raise UserError(
                 f"positions with {grid.prefixes} prefix tokens for queries and keys, but the "
                 f"encoding was made with num_prefix_tokens={self.num_prefix_tokens}: the larger of "
                 "the two must be that number"

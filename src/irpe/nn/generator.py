@@ -7,6 +7,8 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from irpe.errors import UserError
+
 
 class PositionGenerator(nn.Module):
     """Adds to each patch token a 3 x 3 depthwise convolution of its neighbourhood.
@@ -50,7 +52,7 @@ class PositionGenerator(nn.Module):
         """
         count, patches = self.num_prefix_tokens, x[:, self.num_prefix_tokens :]
         if len(grid) != 2 or grid[0] * grid[1] != patches.shape[1]:
-            raise ValueError(
+            raise UserError(
                 f"grid {tuple(grid)} does not hold the {patches.shape[1]} tokens after {count} "
                 "prefix tokens: pass the rows and columns of this input"
             )

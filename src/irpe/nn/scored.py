@@ -8,6 +8,7 @@ from torch import Tensor
 
 from irpe.core.buckets import BucketMap
 from irpe.core.encodings.encoding import RoleTables
+from irpe.errors import UserError
 
 Rotate = Callable[[Tensor], Tensor]  # of queries or keys: batch, heads, tokens, dim
 Temperature = Float[Tensor, "heads 1 1"]
@@ -29,7 +30,7 @@ class Scored(NamedTuple):
         if temperature is None:
             return self
         if self.scale is not None:
-            raise ValueError(
+            raise UserError(
                 f"scale {self.scale}: a temperature stands in its place; pass one of them"
             )
         factor = temperature.to(self.q.dtype)

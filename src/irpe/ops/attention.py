@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from irpe.core.buckets import BucketMap
+from irpe.errors import UserTypeError
 from irpe.ops.call import AttentionCall, Tables
 from irpe.ops.checks import check_arguments, check_has_tables
 from irpe.ops.choose import Explanation, explain_choice, select
@@ -149,7 +150,9 @@ def explain(
         q, k, v, maps, tables, mask, dropout_p, scale, table_q, table_k, compute_dtype(q)
     )
     if arguments:
-        raise TypeError(f"{', '.join(arguments)}: not an argument of a call that can be explained")
+        raise UserTypeError(
+            f"{', '.join(arguments)}: not an argument of a call that can be explained"
+        )
     check_has_tables(tables)
     return explain_choice(call)
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from irpe.core.buckets import BucketMap
+from irpe.errors import UserError, UserTypeError
 from irpe.ops.call import AttentionCall, Tables
 
 
@@ -18,15 +19,15 @@ def check_arguments(call: AttentionCall) -> None:
     if call.mask is not None:
         _check_mask(call.mask, call)
     if not 0.0 <= call.dropout_p < 1.0:
-        raise ValueError(f"dropout_p = {call.dropout_p!r} must be at least 0 and less than 1")
+        raise UserError(f"dropout_p = {call.dropout_p!r} must be at least 0 and less than 1")
     if not math.isfinite(call.scale):
-        raise ValueError(f"scale = {call.scale!r} must be finite; None takes 1 / sqrt(dim)")
+        raise UserError(f"scale = {call.scale!r} must be finite; None takes 1 / sqrt(dim)")
 
 
 def check_has_tables(tables: Tables) -> None:
     """Raises an error if there is no table at all."""
     if not tables.all():
-        raise ValueError(
+        raise UserError(
             "no tables: pass query_tables, key_tables, value_tables or bias_tables; attention "
             "without an encoding is torch.nn.functional.scaled_dot_product_attention"
         )
@@ -35,13 +36,13 @@ def check_has_tables(tables: Tables) -> None:
 def _check_tokens(call: AttentionCall) -> None:
     q, k = call.q, call.k
     if q.ndim != 4:
-        raise ValueError(
+        raise UserError(
             f"q of shape {_shape(q)} is not (batch, heads, tokens, dim): split the heads first"
         )
     if not q.is_floating_point():
-        raise TypeError(f"q is {q.dtype}: queries, keys and values are floating-point tensors")
+        raise UserTypeError(f"q is {q.dtype}: queries, keys and values are floating-point tensors")
     if k.ndim != 4 or (*k.shape[:2], k.shape[3]) != (*q.shape[:2], q.shape[3]):
-        raise ValueError(
+        raise UserError(
             f"k of shape {_shape(k)} does not fit q of shape {_shape(q)}: they may differ in the "
             "number of tokens alone"
         )
@@ -51,20 +52,20 @@ def _check_tokens(call: AttentionCall) -> None:
         ("table_k", call.table_k, k, "k"),
     ):
         if other.shape != like.shape:
-            raise ValueError(
+            raise UserError(
                 f"{name} of shape {_shape(other)} differs from {of} of shape {_shape(like)}: they "
                 "have one shape"
             )
     others = (("k", k), ("v", call.v), ("table_q", call.table_q), ("table_k", call.table_k))
     for name, other in others:
         if other.dtype != q.dtype:
-            raise TypeError(f"{name} is {other.dtype} but q is {q.dtype}: cast one of them")
+            raise UserTypeError(f"{name} is {other.dtype} but q is {q.dtype}: cast one of them")
         _check_device(name, other, q)
 
 
 def _check_maps(maps: tuple[BucketMap, ...], call: AttentionCall) -> None:
     if not maps and call.tables.all():
-        raise ValueError("maps is empty: pass the maps that irpe.bucket_maps(spec, grid) returns")
+        raise UserError("maps is empty: pass the maps that irpe.bucket_maps(spec, grid) returns")
     batch, _, queries, _ = call.q.shape
     keys = call.k.shape[2]
     for bucket_map in maps:
@@ -72,12 +73,12 @@ def _check_maps(maps: tuple[BucketMap, ...], call: AttentionCall) -> None:
         if (rows, columns) != (queries, keys):
             has = f"{queries}" if queries == keys else f"{queries} queries and {keys} keys"
             of = f"{rows} tokens" if rows == columns else f"{rows} queries and {columns} keys"
-            raise ValueError(
+            raise UserError(
                 f"the grid of the maps has {of} but q has {has}: pass the grid of this input, and "
                 "the number of its prefix tokens"
             )
         if of_batch and of_batch != [batch]:
-            raise ValueError(
+            raise UserError(
                 f"the maps are for a batch of {of_batch[0]} but q has {batch} images: make them "
                 "for this batch"
             )
@@ -91,12 +92,12 @@ def _check_tables(
         return
     maps = call.maps
     if len(tables) != len(maps):
-        raise ValueError(f"{name} holds {len(tables)} tables for {len(maps)} maps: one for each")
+        raise UserError(f"{name} holds {len(tables)} tables for {len(maps)} maps: one for each")
     heads, dim = call.q.shape[1], call.q.shape[3]
     splits_head = is_vector and sum(table.shape[-1] for table in tables) == dim
     for table, bucket_map in zip(tables, maps, strict=True):
         if not torch.compiler.is_compiling() and hasattr(table, "full_tensor"):  # a DTensor
-            raise TypeError(
+            raise UserTypeError(
                 f"{name} holds a table that is sharded between processes: give fully_shard a "
                 "module that is called, fully_shard(attention.rpe), its attention or its block, "
                 "and call that"
@@ -104,12 +105,12 @@ def _check_tables(
         width = table.shape[-1] if splits_head else dim
         rest = (bucket_map.num_buckets, width) if is_vector else (bucket_map.num_buckets,)
         if table.shape not in ((1, *rest), (heads, *rest)):
-            raise ValueError(
+            raise UserError(
                 f"{name} holds a table of shape {_shape(table)}; for {heads} heads and these maps "
                 f"it must be {(1, *rest)} or {(heads, *rest)}"
             )
         if not table.is_floating_point():
-            raise TypeError(f"{name} holds a table of {table.dtype}: tables are floating-point")
+            raise UserTypeError(f"{name} holds a table of {table.dtype}: tables are floating-point")
         _check_device(name, table, call.q)
 
 
@@ -119,12 +120,12 @@ def _check_mask(mask: Tensor, call: AttentionCall) -> None:
         size in (1, full) for size, full in zip(reversed(mask.shape), reversed(pairs), strict=False)
     )
     if not fits:
-        raise ValueError(
+        raise UserError(
             f"attn_mask of shape {_shape(mask)} cannot be broadcast to (batch, heads, queries, "
             f"keys) = {pairs}"
         )
     if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise TypeError(
+        raise UserTypeError(
             f"attn_mask is {mask.dtype}: pass booleans, True where a key takes part, or scores to "
             "add"
         )
@@ -133,7 +134,7 @@ def _check_mask(mask: Tensor, call: AttentionCall) -> None:
 
 def _check_device(name: str, tensor: Tensor, q: Tensor) -> None:
     if tensor.device != q.device:
-        raise ValueError(
+        raise UserError(
             f"{name} on {tensor.device} but q on {q.device}: move one of them, for maps with "
             "irpe.bucket_maps(..., device=q.device)"
         )

@@ -6,6 +6,7 @@ import torch
 
 from irpe.core.choices import check_choice
 from irpe.core.constants import traced_as_constant
+from irpe.errors import UserError
 from irpe.ops.call import AttentionCall
 from irpe.ops.impl import blockwise, folded, plain, reference, triton, whole
 from irpe.ops.impl.blockwise.schedule import schedule_of
@@ -164,7 +165,7 @@ def select(call: AttentionCall, impl: str) -> Implementation:
     reason = IMPLEMENTATIONS[impl].supports(call)
     if reason is not None:
         able = [name for name, other in IMPLEMENTATIONS.items() if other.supports(call) is None]
-        raise ValueError(
+        raise UserError(
             f"impl {impl!r} cannot compute this call: {reason}; use impl='auto' or one of "
             f"{', '.join(able)}"
         )

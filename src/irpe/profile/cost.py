@@ -11,6 +11,7 @@ from torch import nn
 from irpe.adapters.equip import equip
 from irpe.core.choices import did_you_mean
 from irpe.core.encodings import parse_encoding
+from irpe.errors import UserError
 from irpe.extras import require
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.formulas import extra_macs, recorded_calls
@@ -91,7 +92,7 @@ def create(model: str, encoding: str, resolution: int | None, device: str) -> nn
     timm: Any = require("timm", "timm")
     own = input_size(model)[-1]
     if resolution is not None and resolution < 1:
-        raise ValueError(f"resolution = {resolution} must be 1 or more: pixels, such as {own}")
+        raise UserError(f"resolution = {resolution} must be 1 or more: pixels, such as {own}")
     is_other = resolution not in (None, own) and timm.get_pretrained_cfg(model).fixed_input_size
     with torch.device(device):
         plain = timm.create_model(model, **({"img_size": resolution} if is_other else {}))
@@ -104,7 +105,7 @@ def input_size(model: str) -> tuple[int, int, int]:
     names = timm.list_models()
     if model not in names:
         hint = did_you_mean(model, names)
-        raise ValueError(f"model {model!r} is not one of timm's {len(names)} models{hint}")
+        raise UserError(f"model {model!r} is not one of timm's {len(names)} models{hint}")
     return tuple(timm.get_pretrained_cfg(model).input_size)
 
 
@@ -124,7 +125,7 @@ def count(model: str, encoding: str, resolution: int | None = None) -> Count:
         try:
             macs = count_macs(made, images)
         except (AssertionError, RuntimeError) as error:  # how timm and torch refuse an image
-            raise ValueError(f"{model} does not take images of {size} x {size}: {error}") from error
+            raise UserError(f"{model} does not take images of {size} x {size}: {error}") from error
     return Count(count_parameters(made), macs, sum(map(extra_macs, calls)))
 
 
@@ -159,7 +160,7 @@ def measure_costs(
         22694400
     """
     if batch < 1 or rounds < 0:
-        raise ValueError(f"batch = {batch}, rounds = {rounds}: at least 1 and 0 are needed")
+        raise UserError(f"batch = {batch}, rounds = {rounds}: at least 1 and 0 are needed")
     encodings = [encoding for encoding in encodings if encoding != "none"]
     for encoding in encodings:
         parse_encoding(encoding)  # typos are errors before anything is measured

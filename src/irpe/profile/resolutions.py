@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.profile.cost import count, create, input_size
 from irpe.profile.count import count_macs
@@ -59,7 +60,7 @@ def extra_macs_by_resolution(
         encoded = count(model, encoding, resolution).macs
         calls = _calls(model, encoding, resolution)
         if not calls:
-            raise ValueError(
+            raise UserError(
                 f"encoding {encoding!r} has no direct form to compare with: it is not an "
                 "encoding of attentions; use for example product-contextual-k"
             )

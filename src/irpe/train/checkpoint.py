@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from irpe.errors import MissingFileError, UserError
 from irpe.files import check_zip, warn_unchecked, write_whole
 
 _FORMAT = 1
@@ -33,7 +34,7 @@ def read_torch(path: Path) -> Any:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch meets damage in many ways
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged, or holds more than tensors, numbers and strings "
             f"({type(error).__name__})"
         ) from error
@@ -45,14 +46,14 @@ def read_torch(path: Path) -> Any:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Returns what `save_checkpoint` wrote; nothing in the file is executed."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: the run has no checkpoint")
+        raise MissingFileError(f"{path} does not exist: the run has no checkpoint")
     state = read_torch(path)
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise ValueError(f"{path} is not a checkpoint that this release reads")
+        raise UserError(f"{path} is not a checkpoint that this release reads")
     for name, is_valid in _FIELDS.items():
         if name not in state or not is_valid(state[name]):
             found = reprlib.repr(state[name]) if name in state else "missing"
-            raise ValueError(
+            raise UserError(
                 f"{path} is damaged: its {name!r} is {found}; restore it from a copy, or train "
                 "again in another directory"
             )

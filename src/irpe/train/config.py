@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Self, get_type_hints
 from irpe import files
 from irpe.core.choices import check_choice
 from irpe.core.rates import TABLE_LR
+from irpe.errors import MissingFileError, UserError
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -118,7 +119,7 @@ class RunConfig:
         check_below_1(self, "ema_decay")
         for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:
-                raise ValueError(
+                raise UserError(
                     f"{name} = {getattr(self, name)} must be less than epochs = {self.epochs}"
                 )
 
@@ -154,7 +155,7 @@ class RunConfig:
             return
         pairs = itertools.zip_longest(classes, self.classes)
         label, (found, own) = next((i, p) for i, p in enumerate(pairs) if p[0] != p[1])
-        raise ValueError(
+        raise UserError(
             f"{self.data} has other classes than the run was trained on: class {label} is "
             f"{found!r}, in the run {own!r} ({len(classes)} and {len(self.classes)} classes); "
             "restore the names and the order of the classes"
@@ -173,14 +174,14 @@ def is_name(data: str) -> bool:
 def check_exists(data: str) -> None:
     """Raises an error for the path of data that is not there."""
     if not is_name(data) and not Path(data).exists():
-        raise FileNotFoundError(f"data {data!r} does not exist: pass a folder, or the name of data")
+        raise MissingFileError(f"data {data!r} does not exist: pass a folder, or the name of data")
 
 
 def find_run_file(directory: Path) -> Path:
     """Returns the file with the configuration of a run, or raises an error if there is no run."""
     path = directory / RUN_FILE
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: {directory} is not a run")
+        raise MissingFileError(f"{path} does not exist: {directory} is not a run")
     return path
 
 
@@ -191,7 +192,7 @@ def _check_types(config: RunConfig) -> None:
         value, hint = getattr(config, each.name), hints[each.name]
         is_valid, meaning = _TYPES[hint]
         if not is_valid(value):
-            raise ValueError(f"{each.name} = {reprlib.repr(value)} must be {meaning}")
+            raise UserError(f"{each.name} = {reprlib.repr(value)} must be {meaning}")
 
 
 def _is_text(value: object) -> bool:
@@ -224,24 +225,24 @@ def check_at_least(config: RunConfig, low: float, *names: str) -> None:
     """Raises an error unless these fields are at least `low`."""
     for name in names:
         if not getattr(config, name) >= low:
-            raise ValueError(f"{name} = {getattr(config, name)} must be at least {low}")
+            raise UserError(f"{name} = {getattr(config, name)} must be at least {low}")
 
 
 def check_fraction(config: RunConfig, *names: str) -> None:
     """Raises an error unless these fields are between 0 and 1."""
     for name in names:
         if not 0 <= getattr(config, name) <= 1:
-            raise ValueError(f"{name} = {getattr(config, name)} must be between 0 and 1")
+            raise UserError(f"{name} = {getattr(config, name)} must be between 0 and 1")
 
 
 def check_positive(config: RunConfig, *names: str) -> None:
     """Raises an error unless these fields are greater than 0."""
     for name in names:
         if not getattr(config, name) > 0:
-            raise ValueError(f"{name} = {getattr(config, name)} must be greater than 0")
+            raise UserError(f"{name} = {getattr(config, name)} must be greater than 0")
 
 
 def check_below_1(config: RunConfig, name: str) -> None:
     """Raises an error if a fraction is 1."""
     if getattr(config, name) == 1:
-        raise ValueError(f"{name} = 1 must be less than 1")
+        raise UserError(f"{name} = 1 must be less than 1")

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from irpe.errors import MissingFileError, UserError
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.sources import check_images
 from irpe.train.config import EMBEDDED, RunConfig
@@ -24,9 +25,9 @@ def check_data(config: RunConfig) -> None:
         check_images(config.data, config.root, config.holdout)
         return
     if config.data == EMBEDDED:
-        raise ValueError(f"--data is missing: {_NEEDED[config.task]}")
+        raise UserError(f"--data is missing: {_NEEDED[config.task]}")
     if isinstance(config, DetectorConfig):
         for split in (config.train_split, config.val_split):
             find_annotations(config.data, split)
     elif not Path(config.data).is_dir():
-        raise FileNotFoundError(f"data {config.data!r} is not a folder")
+        raise MissingFileError(f"data {config.data!r} is not a folder")

@@ -18,6 +18,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from irpe.adapters.saving import check_tensors
+from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkpoint
 from irpe.train.locks import lock_run
@@ -138,7 +139,7 @@ class Trainer:
         per_process, rest = divmod(config.batch_size, processes)
         self.micro_batch = min(config.device_batch_size or per_process, per_process)
         if rest or per_process % self.micro_batch:
-            raise ValueError(
+            raise UserError(
                 f"batch_size = {config.batch_size} cannot be split between {processes} processes "
                 f"in micro-batches of device_batch_size = {self.micro_batch}: it must be a "
                 f"multiple of {processes * self.micro_batch}"
@@ -148,7 +149,7 @@ class Trainer:
         self.steps = len(self._sampler(0)) // per_process
         count = len(self.task.images.source)
         if not self.steps:
-            raise ValueError(
+            raise UserError(
                 f"batch_size = {config.batch_size} is more than the {count} images: choose a "
                 f"smaller one, such as {suggest_batch_size(count, processes)}"
             )
@@ -180,7 +181,7 @@ class Trainer:
     def _check_processes(self) -> None:
         """Raises an error unless all processes have read the same checkpoint."""
         if self.accelerator.num_processes > 1 and len(set(gather_object([self.done]))) > 1:
-            raise ValueError(f"the processes do not share {self.directory}: all nodes must see it")
+            raise UserError(f"the processes do not share {self.directory}: all nodes must see it")
 
     def run(self, stopped: StopRequest) -> None:
         """Trains until the end, or until it is asked to stop."""
@@ -342,4 +343,4 @@ class Trainer:
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
         except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{path} does not fit the run's configuration: {error}") from error
+            raise UserError(f"{path} does not fit the run's configuration: {error}") from error

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from irpe.errors import UserError
+
 CACHE_BYTES = 2**28  # images that take less than this together are cached in memory
 
 _GREYISH = 16  # of 256 values by which the channels of a grey image may differ
@@ -30,7 +32,7 @@ class BrokenImageError(ValueError):
 def check_regular(path: str | os.PathLike[str]) -> None:
     """Raises an error for a FIFO, a socket or a device, which reading could wait for forever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
-        raise ValueError(f"{path} is not a regular file, but a folder, FIFO, socket or device")
+        raise UserError(f"{path} is not a regular file, but a folder, FIFO, socket or device")
 
 
 def has_colours(image: Any) -> bool:

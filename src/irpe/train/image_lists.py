@@ -7,6 +7,7 @@ from reprlib import repr as shortened
 
 import numpy as np
 
+from irpe.errors import UserError
 from irpe.train.image_files import check_regular
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
@@ -18,7 +19,7 @@ def read_lines(path: Path) -> list[str]:
         check_regular(path)
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except ValueError as error:
-        raise ValueError(f"{path} is not text: {error}") from error
+        raise UserError(f"{path} is not text: {error}") from error
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -32,15 +33,15 @@ def read_names(path: Path, purpose: str) -> list[str]:
     names = read_lines(path)
     for name, times in Counter(names).items():
         if len(name.split()) > 1:
-            raise ValueError(
+            raise UserError(
                 f"{path}: {name!r} is not the name of an image; lists for one class, with a number "
                 f"after each name, are not for {purpose}"
             )
         if times > 1:
-            raise ValueError(f"{path}: the image {name} occurs {times} times; list it once")
+            raise UserError(f"{path}: the image {name} occurs {times} times; list it once")
         check_relative(name, str(path))
     if not names:
-        raise ValueError(f"{path} lists no images")
+        raise UserError(f"{path} lists no images")
     return names
 
 
@@ -54,7 +55,7 @@ def held_out_indices(count: int, fraction: float) -> tuple[list[int], list[int]]
     order = np.random.default_rng(0).permutation(count).tolist()
     held = math.ceil(count * fraction)
     if not 0 < held < count:
-        raise ValueError(f"holdout = {fraction} of {count} images leaves an empty split")
+        raise UserError(f"holdout = {fraction} of {count} images leaves an empty split")
     return sorted(order[held:]), sorted(order[:held])
 
 
@@ -62,7 +63,7 @@ def check_relative(name: str, where: str) -> None:
     """Refuses a file name that leads out of its folder."""
     path = PureWindowsPath(name)  # which knows both kinds of slash
     if path.anchor or ".." in path.parts or not path.parts:
-        raise ValueError(
+        raise UserError(
             f"{where}: the file name {shortened(name)} leads out of the data folder; "
             "it must be relative, without '..'"
         )
@@ -80,6 +81,6 @@ def files_by_name(folder: Path, suffixes: tuple[str, ...] = SUFFIXES) -> dict[st
         if file.suffix.lower() not in suffixes:
             continue
         if file.stem in found:
-            raise ValueError(f"{folder} has both {found[file.stem]} and {file.name}; keep one")
+            raise UserError(f"{folder} has both {found[file.stem]} and {file.name}; keep one")
         found[file.stem] = file.name
     return found

@@ -5,6 +5,7 @@ from typing import Any
 import timm
 
 from irpe.core.choices import did_you_mean
+from irpe.errors import UserError
 
 
 def normalization(name: str, kind: str = "model") -> dict[str, list[float]]:
@@ -21,7 +22,7 @@ def normalization(name: str, kind: str = "model") -> dict[str, list[float]]:
     if config is None:
         names = timm.list_pretrained() if "." in name else timm.list_models()
         hint = _name_that_begins_with(name, names) or did_you_mean(name, names)
-        raise ValueError(f"{kind} {name!r} is not one of timm's {len(names)} models{hint}")
+        raise UserError(f"{kind} {name!r} is not one of timm's {len(names)} models{hint}")
     return {"mean": list(config.mean), "std": list(config.std)}
 
 

@@ -14,6 +14,7 @@ from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.between_blocks import NoEncoding
 from irpe.core.encodings.joined import Joined
 from irpe.core.encodings.rope import RopeAxial
+from irpe.errors import UserError
 from irpe.train.config import RunConfig
 
 _ABSOLUTE = ("pos_embed", "position_embeddings")  # learned, of timm and of transformers
@@ -34,12 +35,12 @@ def build_optimizer(groups: list[dict[str, Any]], config: RunConfig) -> Any:
             groups, opt=config.optimizer, lr=config.lr, weight_decay=config.weight_decay, **fused
         )
     except (AssertionError, ImportError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"optimizer {config.optimizer!r} cannot be made by timm, which has adamw, sgd, lamb "
             f"and more: {error}"
         ) from error
     if [group.get("lr") for group in optimizer.param_groups] != rates:
-        raise ValueError(
+        raise UserError(
             f"optimizer {config.optimizer!r} does not take a learning rate for each group of "
             "parameters, which tables need: choose adamw, sgd, lamb or another that does"
         )

@@ -10,6 +10,7 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 
 from irpe.core.choices import check_choice
+from irpe.errors import UserError
 from irpe.extras import require
 
 TIMEOUT_VARIABLE = "IRPE_TIMEOUT"  # seconds
@@ -59,7 +60,7 @@ def read_timeout() -> float:
     except ValueError:
         seconds = 0.0
     if not 1 <= seconds <= 1e6:
-        raise ValueError(f"{TIMEOUT_VARIABLE} = {text!r} must be from 1 to 1,000,000 seconds")
+        raise UserError(f"{TIMEOUT_VARIABLE} = {text!r} must be from 1 to 1,000,000 seconds")
     return seconds
 
 

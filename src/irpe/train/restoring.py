@@ -4,6 +4,8 @@ from typing import Any
 
 from torch import Tensor
 
+from irpe.errors import UserError
+
 
 def check_position(state: dict[str, Any], epochs: int, steps: int, num_images: int) -> None:
     """Raises an error unless the run can stand where its checkpoint says.
@@ -16,11 +18,11 @@ def check_position(state: dict[str, Any], epochs: int, steps: int, num_images: i
     """
     for name, high in {"epoch": epochs, "step": steps if state["epoch"] < epochs else 0}.items():
         if state[name] > high:
-            raise ValueError(f"{name} = {state[name]} must be at most {high}")
+            raise UserError(f"{name} = {state[name]} must be at most {high}")
     if [row["epoch"] for row in state["history"]] != list(range(1, state["epoch"] + 1)):
-        raise ValueError(f"the table of epochs does not have the epochs 1 to {state['epoch']}")
+        raise UserError(f"the table of epochs does not have the epochs 1 to {state['epoch']}")
     if any(index >= num_images for index in state["broken"]):
-        raise ValueError(f"it names an image above {num_images - 1} as broken")
+        raise UserError(f"it names an image above {num_images - 1} as broken")
 
 
 def check_groups(optimizer: Any, read: list[dict[str, Any]]) -> None:
@@ -30,7 +32,7 @@ def check_groups(optimizer: Any, read: list[dict[str, Any]]) -> None:
             kind = (int, float) if isinstance(value, int | float) else type(value)
             if name not in group or not isinstance(group[name], kind):
                 found = group.get(name, "missing")
-                raise ValueError(f"{name} of the optimizer is {found!r}, not like {value!r}")
+                raise UserError(f"{name} of the optimizer is {found!r}, not like {value!r}")
 
 
 def check_moments(optimizer: Any, done: int) -> None:
@@ -46,7 +48,7 @@ def check_moments(optimizer: Any, done: int) -> None:
         shapes = {name: getattr(state.get(name), "shape", None) for name in moments}
         for name, shape in shapes.items():
             if state.get(name) is not None and shape != parameter.shape:
-                raise ValueError(f"{name} of the optimizer is {shape}, not {parameter.shape}")
+                raise UserError(f"{name} of the optimizer is {shape}, not {parameter.shape}")
         step: Any = state.get("step", 0)
         if not 0 <= float(step) <= done:
-            raise ValueError(f"step {step} of the optimizer is not between 0 and {done}")
+            raise UserError(f"step {step} of the optimizer is not between 0 and {done}")

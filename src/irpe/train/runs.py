@@ -13,6 +13,7 @@ from torch import nn
 
 from irpe.adapters.equip import equipment_of
 from irpe.adapters.saving import check_tensors, save_equipped
+from irpe.errors import MissingFileError, UserError
 from irpe.files import to_safetensors, write_bytes, write_text
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.config import RUN_FILE, RunConfig, find_run_file
@@ -33,7 +34,7 @@ def read_config(directory: Path) -> Config:
     try:
         return parse_config(path.read_text(), path)
     except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        raise UserError(f"{path} cannot be read: {error}") from error
 
 
 def write_config(directory: Path, config: RunConfig) -> None:
@@ -44,7 +45,7 @@ def write_config(directory: Path, config: RunConfig) -> None:
         return
     own = read_config(directory).replace(initial=config.initial)  # of no use any more
     if own.to_json() != config.to_json():
-        raise ValueError(
+        raise UserError(
             f"{directory} holds a run with another configuration: go on with --resume, or choose "
             "another --output"
         )
@@ -72,16 +73,16 @@ def read_metrics(directory: str | Path) -> dict[str, list[float]]:
     if not path.is_file():
         is_parent = any(directory.glob(f"*/{METRICS}"))
         hint = f"; it contains runs, pass {directory}/*" if is_parent else ""
-        raise FileNotFoundError(f"{path} does not exist: {directory} is not a training run{hint}")
+        raise MissingFileError(f"{path} does not exist: {directory} is not a training run{hint}")
     try:
         with path.open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file, strict=True))
         columns = {name: [_value(name, line[name]) for line in lines] for name in lines[0]}
     except (csv.Error, IndexError, TypeError, UnicodeDecodeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged or empty: {error}") from error
+        raise UserError(f"{path} is damaged or empty: {error}") from error
     missing = [name for name in _EVERY_EPOCH if name not in columns]
     if missing:
-        raise ValueError(f"{path} has no column {missing[0]!r}")
+        raise UserError(f"{path} has no column {missing[0]!r}")
     return columns
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from irpe.errors import UserError
 from irpe.files import check_json
 from irpe.progress import Progress
 from irpe.train.config import RUN_FILE, RunConfig
@@ -148,11 +149,11 @@ def parse_config(text: str, path: Path = Path(RUN_FILE)) -> Config:
         content = {name: value for name, value in written.items() if name != "sha256"}
         config = CONFIGS[content.pop("task")]
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
-        raise ValueError(f"not the configuration of a run: {error!r}") from error
+        raise UserError(f"not the configuration of a run: {error!r}") from error
     known = {field.name for field in fields(config)}
     unknown, missing = sorted(set(content) - known), sorted(known - set(content))
     if unknown or missing:
-        raise ValueError(
+        raise UserError(
             f"the configuration of another release (unknown fields: {', '.join(unknown) or 'none'};"
             f" missing: {', '.join(missing) or 'none'}): read it with that release, or train again"
         )

@@ -7,6 +7,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from irpe.core.choices import did_you_mean
+from irpe.errors import UserError
 
 
 def check_arguments(
@@ -24,7 +25,7 @@ def check_arguments(
     unknown = sorted(set(arguments) - known)
     if unknown:
         hint = did_you_mean(unknown[0], known)
-        raise ValueError(
+        raise UserError(
             f"model_args {unknown[0]!r} is not an argument of transformers' {name}{hint or ';'} "
             "{} takes all of its defaults"
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from irpe.errors import MissingFileError, UserError
 from irpe.files import read_safetensors
 from irpe.train.checkpoint import read_torch
 
@@ -22,13 +23,13 @@ def read_weights(path: Path) -> Weights:
     for candidate in (path / "model" / "model.safetensors", path / "model.safetensors"):
         path = candidate if candidate.is_file() else path
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not a finished run, an equipped model or a file")
+        raise MissingFileError(f"{path} is not a finished run, an equipped model or a file")
     if path.suffix == ".safetensors":
         return read_safetensors(path)
     content = read_torch(path)
     weights: Any = content.get("model", content) if isinstance(content, dict) else content
     if not isinstance(weights, dict):
-        raise ValueError(f"{path} holds a {type(weights).__name__}, not weights by name")
+        raise UserError(f"{path} holds a {type(weights).__name__}, not weights by name")
     return weights
 
 
@@ -55,7 +56,7 @@ def start_from(model: nn.Module, weights: Weights, name: str, heads: Sequence[st
     wrong = [key for key in own if key not in fresh and not _fits(weights.get(key), own[key])]
     wrong += [key for key in weights if key not in own]
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"{name} does not fit the model in {len(wrong)} tensors, the first is {wrong[0]}: "
             f"choose the model and the encoding that it was made with"
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from irpe.core.grid import Grid
+from irpe.errors import UserError
 from irpe.viz.bucket_maps import check_image_grid, check_patch
 from irpe.viz.canvas import (
     DIVERGING,
@@ -53,7 +54,7 @@ def plot_attention(
         >>> figure = irpe.viz.plot_attention(calls, patch=(3, 4))
     """
     if not calls:
-        raise ValueError("nothing to draw: pass at least one attention")
+        raise UserError("nothing to draw: pass at least one attention")
     shape = max(panel_shape(*check_image_grid(call.grids[0]).shape) for call in calls)
     columns = 3 if image is None else 4
     width = 2.2 if shape > _FLAT else 4.0

@@ -11,6 +11,7 @@ from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.encodings.spec import RPESpec
 from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
+from irpe.errors import UserError
 from irpe.viz.canvas import (
     COLUMN,
     draw_map,
@@ -80,7 +81,7 @@ def plot_buckets(
     parsed = [RPESpec.of(spec) for spec in specs]
     tables = [table for spec in parsed for table in _tables(spec, grid, num_prefix_tokens)]
     if not tables or not references:
-        raise ValueError("nothing to draw: pass at least one encoding and one reference patch")
+        raise UserError("nothing to draw: pass at least one encoding and one reference patch")
     lines = -(-num_prefix_tokens // columns)
     shape = (rows + lines + (lines > 0)) / columns
     figure, drawn, side = _panels(len(references), len(tables), shape)
@@ -158,14 +159,14 @@ def check_image_grid(grid: Grid | Sequence[int]) -> Grid:
     """Returns a grid of rows and columns, or raises an error: only these can be drawn."""
     grid = Grid.of(grid)
     if grid.ndim != 2:
-        raise ValueError(f"grid {grid} has {grid.ndim} axes: a picture needs rows and columns")
+        raise UserError(f"grid {grid} has {grid.ndim} axes: a picture needs rows and columns")
     return grid
 
 
 def check_patch(patch: tuple[int, int], grid: Grid) -> None:
     """Raises an error unless a patch is on a grid."""
     if len(patch) != 2 or not all(0 <= p < size for p, size in zip(patch, grid.shape, strict=True)):
-        raise ValueError(
+        raise UserError(
             f"patch {tuple(patch)} is not on the grid {grid}: give a row of 0 to "
             f"{grid.shape[0] - 1} and a column of 0 to {grid.shape[1] - 1}"
         )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec
 from torch import Tensor
 
 from irpe import files
+from irpe.errors import UserError
 from irpe.extras import require
 
 if TYPE_CHECKING:
@@ -170,6 +171,6 @@ def check_output(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path
     """
     path = Path(path)
     if path.suffix not in endings:
-        raise ValueError(f"{path} must end with {' or '.join(endings)}")
+        raise UserError(f"{path} must end with {' or '.join(endings)}")
     files.check_writable(path)
     return path

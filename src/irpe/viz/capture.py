@@ -14,6 +14,7 @@ from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.core.grid import Grid
 from irpe.core.places import Points, Subset
 from irpe.core.positions import Positions
+from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.ops.attention import rpe_attention_weights
 
@@ -78,7 +79,7 @@ class CapturedAttention:
         return Positions(self.where) if isinstance(self.where, Grid) else self.where
 
     def _refuse(self) -> NoReturn:
-        raise ValueError(
+        raise UserError(
             f"{self.name} has its tokens on {self.where}: this picture is of one grid; choose "
             "other attentions, or irpe.viz.plot_positions for their buckets"
         )
@@ -148,7 +149,7 @@ class CapturedAttention:
 
     def _check_scores(self) -> None:
         if self.encoding.spec.mode == "contextual" and self.encoding.spec.targets == "v":
-            raise ValueError(
+            raise UserError(
                 f"{self.name} has the encoding {self.encoding.spec}, which acts on values alone: "
                 "it adds nothing to the attention's scores, so there is nothing to see"
             )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def plot_cost_curves(
     """
     for name, values in {"the plain model": plain, **macs}.items():
         if len(values) != len(resolutions):
-            raise ValueError(
+            raise UserError(
                 f"{name} has {len(values)} values for {len(resolutions)} resolutions: give as many"
             )
     figure = new_figure(COLUMN, 4.8 + 0.4 * len(macs))
@@ -93,7 +94,7 @@ def plot_cost_bars(
     """
     names = [name for name in times if name != reference]
     if reference not in times or set(times) != set(memory) or not names:
-        raise ValueError(
+        raise UserError(
             f"time of {', '.join(times)} and memory of {', '.join(memory)}: give both for the "
             f"same encodings and for the reference {reference!r}"
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, draw_map, new_figure, panel_shape, panels, styled
 
 if TYPE_CHECKING:
@@ -53,9 +54,9 @@ class DetectedImage:
 
     def __post_init__(self) -> None:
         if any(len(pair) != 2 for pair in self.truth):
-            raise ValueError("a true box is a pair: the box, and the name of its class")
+            raise UserError("a true box is a pair: the box, and the name of its class")
         if not len(self.boxes) == len(self.labels) == len(self.scores):
-            raise ValueError(
+            raise UserError(
                 f"{len(self.boxes)} boxes have {len(self.labels)} labels and {len(self.scores)} "
                 "scores: pass one for each box"
             )
@@ -114,7 +115,7 @@ def plot_contact_sheet(
         >>> figure = irpe.viz.plot_contact_sheet([found])
     """
     if not items:
-        raise ValueError("nothing to draw: pass at least one picture")
+        raise UserError("nothing to draw: pass at least one picture")
     columns = min(math.ceil(math.sqrt(len(items))), _COLUMNS)
     rows = math.ceil(len(items) / columns)
     shape = median(panel_shape(*reversed(_size(item.image))) for item in items)
@@ -236,7 +237,7 @@ def _colours(items: Iterable[DetectedImage], classes: Sequence[str] | None) -> d
         classes = names
     unknown = [name for name in names if name not in classes]
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is not one of the classes: {', '.join(classes)}")
+        raise UserError(f"{unknown[0]!r} is not one of the classes: {', '.join(classes)}")
     return {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(classes)}
 
 

@@ -14,6 +14,7 @@ from irpe.core.encodings import Encoding
 from irpe.core.encodings.spec import TARGETS, RPESpec
 from irpe.core.index import Clip
 from irpe.core.methods import METHODS
+from irpe.errors import UserError
 from irpe.viz.bucket_maps import check_image_grid
 from irpe.viz.capture import CapturedAttention
 from irpe.viz.table_norms import table_norms
@@ -62,10 +63,10 @@ def explorer_page(
     run = None
     if calls:
         if image is None:
-            raise ValueError("the attentions come without a picture: pass image= too")
+            raise UserError("the attentions come without a picture: pass image= too")
         parted = [call.name for call in calls if not call.sees_whole_image]
         if parted:
-            raise ValueError(
+            raise UserError(
                 f"{parted[0]} works on several images or on windows of one, which the page cannot "
                 "show: irpe show weights draws their mean"
             )
@@ -76,7 +77,7 @@ def explorer_page(
         page = page.replace(f"{{{{{part}}}}}", _read(file).rstrip())
     page = page.replace("{{facts}}", _as_json(facts)).replace("{{run}}", _as_json(run))
     if len(page.encode()) > LARGEST:
-        raise ValueError(
+        raise UserError(
             f"the page would have {len(page.encode()) / 1e6:.1f} MB, more than {LARGEST / 1e6:g}: "
             "choose fewer blocks"
         )
@@ -118,7 +119,7 @@ def _describe(call: CapturedAttention) -> dict[str, Any]:
 
 def _describe_spec(spec: Encoding) -> dict[str, Any]:
     if not isinstance(spec, RPESpec) or spec.tied:
-        raise ValueError(
+        raise UserError(
             f"the page knows encodings of the form METHOD-MODE-TARGETS, not {spec}: draw it with "
             "irpe show weights, attention or locality"
         )
@@ -166,5 +167,5 @@ def _as_halves(values: Tensor) -> str:
     """Returns numbers as base64 of 16 bits each, little-endian."""
     halves = values.detach().to(torch.float16)
     if not bool(halves.isfinite().all()):
-        raise ValueError("the tables, or what they give on this image, exceed 16-bit numbers")
+        raise UserError("the tables, or what they give on this image, exceed 16-bit numbers")
     return base64.b64encode(halves.numpy().astype("<f2").tobytes()).decode()

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from irpe.core.grid import Grid
+from irpe.errors import UserError
 from irpe.viz.canvas import draw_map
 from irpe.viz.capture import CapturedAttention, HeadPairs
 
@@ -21,7 +22,7 @@ def pick_head(weights: HeadPairs, head: int | None) -> Float[Tensor, "query key"
     if head is None:
         return weights.mean(0)
     if not 0 <= head < len(weights):
-        raise ValueError(f"head {head} does not exist: the attention has 0 to {len(weights) - 1}")
+        raise UserError(f"head {head} does not exist: the attention has 0 to {len(weights) - 1}")
     return weights[head]
 
 

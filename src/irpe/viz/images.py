@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from irpe.errors import MissingFileError, UserError, UserTypeError
 from irpe.extras import require
 
 if TYPE_CHECKING:
@@ -30,12 +31,12 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
     pillow = require("PIL.Image", "viz")
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist: pass the file of an image")
+        raise MissingFileError(f"{path} does not exist: pass the file of an image")
     try:
         with pillow.open(path) as image:
             return image.convert("RGB")
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise ValueError(f"{path} is not an image that can be read: {error}") from error
+        raise UserError(f"{path} is not an image that can be read: {error}") from error
 
 
 def default_image() -> "Image":
@@ -71,7 +72,7 @@ def image_input(model: nn.Module, image: "Image") -> "tuple[Tensor, Image]":
     """
     if isinstance(image, str | os.PathLike):
         path = os.fspath(image)
-        raise TypeError(
+        raise UserTypeError(
             f"image {path!r} is a path, not a picture: pass irpe.viz.read_image({path!r})"
         )
     channels = _num_channels(model)
@@ -94,7 +95,7 @@ def _num_channels(model: nn.Module) -> int:
     first = next(convolutions, None)
     if first is None or first.in_channels not in (1, 3):
         found = "no convolution" if first is None else f"{first.in_channels} channels"
-        raise ValueError(
+        raise UserError(
             f"{type(model).__qualname__} takes no grey or colour pictures, it has {found} at its "
             "input: call irpe.viz.capture(model, x) with an input of your own"
         )

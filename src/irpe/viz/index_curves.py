@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from irpe.core.index import Clip, Index, Piecewise
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled, whole_ticks
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def plot_index(
     clip = clip or Clip(max(piecewise.max_index, 1))
     farthest = 1.25 * max(piecewise.gamma, clip.beta) if farthest is None else farthest
     if not farthest > 0:
-        raise ValueError(f"farthest = {farthest} must be greater than 0: a distance in patches")
+        raise UserError(f"farthest = {farthest} must be greater than 0: a distance in patches")
     figure = new_figure(COLUMN, 6)
     axes = figure.subplots()
     axes.axhline(0, color="#BBBBBB", linewidth=0.5)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from irpe.core.positions import Positions
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled
 from irpe.viz.capture import CapturedAttention, HeadPairs
 from irpe.viz.head_maps import short_name
@@ -58,7 +59,7 @@ def measure_locality(calls: Sequence[CapturedAttention]) -> Locality:
         ('blocks.0.attn',)
     """
     if not calls:
-        raise ValueError("no attention was captured: pass what irpe.viz.capture returned")
+        raise UserError("no attention was captured: pass what irpe.viz.capture returned")
     for call in calls:
         call.check_whole()
     return Locality(

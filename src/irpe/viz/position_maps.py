@@ -13,6 +13,7 @@ from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
 from irpe.core.places import PooledGrid
 from irpe.core.positions import Places, Positions
+from irpe.errors import UserError
 from irpe.viz.canvas import draw_star, new_figure, panels, styled
 from irpe.viz.offset_colours import Colour, colours_of_offsets
 
@@ -57,7 +58,7 @@ def plot_positions(
     parsed = [RPESpec.of(spec) for spec in specs]
     titles = [title for spec in parsed for title in _titles(spec)]
     if not parsed:
-        raise ValueError("nothing to draw: pass at least one encoding")
+        raise UserError("nothing to draw: pass at least one encoding")
     lowest, highest = _bounds(queries, keys)
     shape = float(((highest - lowest)[0] + 1) / ((highest - lowest)[1] + 1))
     figure = new_figure(_SIDE * len(titles), (_SIDE * min(max(shape, 0.3), 3) + 0.5) * len(stars))
@@ -74,7 +75,7 @@ def plot_positions(
 def _check_can_be_drawn(positions: Positions) -> None:
     if positions.ndim != 2 or positions.batch is not None:
         of = "for each image" if positions.batch is not None else f"of {positions.ndim} axes"
-        raise ValueError(
+        raise UserError(
             f"positions {of} cannot be drawn: {positions}; pass those of one image, on rows and "
             "columns"
         )

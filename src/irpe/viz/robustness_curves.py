@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def plot_robustness(
         >>> figure = irpe.viz.plot_robustness(by_size, by_move, trained=[64], num_images=1000)
     """
     if not by_size or list(by_size) != list(by_move):
-        raise ValueError(
+        raise UserError(
             f"labels by size {', '.join(by_size) or 'none'}; by move {', '.join(by_move) or 'none'}"
             ": both need the same, one at least"
         )

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import UInt8
 from torch import Tensor
 
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, draw_map, new_figure, panel_shape, panels, styled
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class SegmentedImage:
         for name in ("truth", "predicted"):
             found = tuple(getattr(self, name).shape)
             if found != size:
-                raise ValueError(f"{name} has {found} pixels, the picture {size}")
+                raise UserError(f"{name} has {found} pixels, the picture {size}")
 
 
 @styled
@@ -87,7 +88,7 @@ def plot_segmentation_sheet(items: Sequence[SegmentedImage], classes: Sequence[s
         >>> figure = irpe.viz.plot_segmentation_sheet([item, item], classes=["sky", "road"])
     """
     if not items:
-        raise ValueError("nothing to draw: pass at least one picture")
+        raise UserError("nothing to draw: pass at least one picture")
     return _draw(items, classes)
 
 

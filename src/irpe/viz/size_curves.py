@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def plot_sizes(whole: SizeCurves, sliding: SizeCurves) -> "Figure":
         >>> figure = irpe.viz.plot_sizes(whole, sliding=whole)
     """
     if not whole or list(whole) != list(sliding):
-        raise ValueError(
+        raise UserError(
             f"labels of whole images {', '.join(whole) or 'none'}; of sliding windows "
             f"{', '.join(sliding) or 'none'}: both need the same, one at least"
         )

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from irpe.adapters.equipped import active_encoding, equipped_attentions
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, DIVERGING, SEQUENTIAL, draw_map, draw_star, new_figure, styled
 from irpe.viz.head_maps import short_name
 from irpe.viz.table_norms import TableNorms, table_norms
@@ -45,7 +46,7 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
     chosen = range(len(named)) if blocks is None else blocks
     indices = [check_block(index, len(named)) for index in chosen]
     if not indices:
-        raise ValueError("nothing to draw: pass at least one block")
+        raise UserError("nothing to draw: pass at least one block")
     roles: dict[str, Panels] = {}
     for index in indices:
         name, attention = named[index]
@@ -65,7 +66,7 @@ def plot_tables(model: nn.Module, blocks: Sequence[int] | None = None) -> "Figur
 def check_block(index: int, count: int) -> int:
     """Returns the index of an equipped attention, or raises an error."""
     if not -count <= index < count:
-        raise ValueError(f"block {index} does not exist: the model has 0 to {count - 1}")
+        raise UserError(f"block {index} does not exist: the model has 0 to {count - 1}")
     return index % count
 
 

@@ -14,6 +14,7 @@ from irpe.core.encodings import Joined
 from irpe.core.encodings.spec import RPESpec
 from irpe.core.index import Clip, Index
 from irpe.core.methods import METHODS
+from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 
 ROLES = ("query", "key", "value", "bias")
@@ -47,7 +48,7 @@ def table_norms(encoding: RelativePositionEncoding) -> dict[str, TableNorms]:
         encoding: The encoding, for grids of at most two axes.
     """
     if encoding.ndim > 2:
-        raise ValueError(f"the tables are for {encoding.ndim} axes: a picture has one or two")
+        raise UserError(f"the tables are for {encoding.ndim} axes: a picture has one or two")
     norms: dict[str, TableNorms] = {}
     for role in ROLES:
         tables = [table.detach().float().cpu() for table in getattr(encoding, f"{role}_tables")]
@@ -56,7 +57,7 @@ def table_norms(encoding: RelativePositionEncoding) -> dict[str, TableNorms]:
             norms[name] = _norms(encoding, table)
     if not norms:
         why = "it rotates queries and keys" if encoding.spec.method is None else "they are computed"
-        raise ValueError(
+        raise UserError(
             f"the encoding {encoding.spec} has no learned tables to draw, {why}: see what it does "
             "with irpe show weights, attention or locality"
         )

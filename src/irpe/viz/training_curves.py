@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irpe.errors import UserError
 from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled, whole_ticks
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
         >>> figure = irpe.viz.plot_training({"K": table})
     """
     if not runs:
-        raise ValueError("nothing to draw: pass the metrics of at least one run")
+        raise UserError("nothing to draw: pass the metrics of at least one run")
     groups = {name: [x] if isinstance(x, Mapping) else list(x) for name, x in runs.items()}
     for name, tables in groups.items():
         for metrics in tables:
             _check_columns(name, metrics)
     kinds = {_needed(metrics) for tables in groups.values() for metrics in tables}
     if len(kinds) > 1:
-        raise ValueError(
+        raise UserError(
             "classifiers, detectors and segmenters have no score in common: draw them apart"
         )
     draw = _DRAWN[kinds.pop()]
@@ -135,7 +136,7 @@ def _check_columns(run: str, columns: Metrics) -> None:
     needed = _needed(columns)
     missing = [name for name in needed if name not in columns]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"the table of {run} has no column {missing[0]!r}: it needs {', '.join(needed)}"
         )
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from irpe.core.grid import Grid
+from irpe.errors import UserError
 from irpe.viz.bucket_maps import check_image_grid
 from irpe.viz.canvas import DIVERGING, draw_map, draw_star, new_figure, panel_shape, panels, styled
 from irpe.viz.capture import CapturedAttention
@@ -47,7 +48,7 @@ def plot_weights(
     """
     lines: list[int | None] = [None] if heads is None else list(heads)
     if not calls or not lines:
-        raise ValueError("nothing to draw: pass at least one attention and one head")
+        raise UserError("nothing to draw: pass at least one attention and one head")
     maps = [[pick_head(call.score_shares(), head) for call in calls] for head in lines]
     mosaics = [[_mosaic(w, c) for w, c in zip(row, calls, strict=True)] for row in maps]
     bound = max(1.0, *(float(m.nan_to_num().abs().max()) for row in mosaics for m in row))

@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import nn
 
+from irpe.errors import UserError
+
 # In this order: the first host that finds an attention takes the model.
 HOSTS = {
     "timm": "irpe.adapters.hosts.timm",
@@ -47,7 +49,7 @@ def host_named(name: str) -> Any:
     if name in HOSTS:
         return importlib.import_module(HOSTS[name])
     if name not in REGISTERED:
-        raise ValueError(
+        raise UserError(
             f"{name!r} is not a library ({', '.join(HOSTS)}) nor an attention class that is "
             "registered: import what calls irpe.register_host for it first, or pass model=plain"
         )

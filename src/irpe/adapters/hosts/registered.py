@@ -12,6 +12,7 @@ from irpe.adapters.grids import GridSource
 from irpe.adapters.hosts import REGISTERED
 from irpe.adapters.plan import Plan, Request, Site
 from irpe.core.buckets import check_num_prefix_tokens
+from irpe.errors import UserError, UserTypeError
 
 Model = Any  # a model of the user's own class
 Describe = Callable[[Model], dict[str, Any]]
@@ -57,21 +58,23 @@ def register_host(
     """
     for name, kind in {"attention": attention, "equipped": equipped, "model": model}.items():
         if kind is not None and not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-            raise TypeError(f"{name} = {kind!r} is not a class of modules: pass the class itself")
+            raise UserTypeError(
+                f"{name} = {kind!r} is not a class of modules: pass the class itself"
+            )
     if equipped.__bases__[0] is not attention or equipped.forward is attention.forward:
-        raise ValueError(
+        raise UserError(
             f"equipped = {equipped.__qualname__} must be a subclass of {attention.__qualname__} "
             "(its first base) with a forward of its own, which calls self.rpe"
         )
     if (model is None) != (convolution is None):
-        raise ValueError(
+        raise UserError(
             f"model = {model}, convolution = {convolution!r}: a grid is taken from the convolution "
             "of a model, so pass both, or neither and grid= to irpe.equip"
         )
     if (describe is None) != (build is None):
-        raise ValueError("describe and build belong together: pass both or neither")
+        raise UserError("describe and build belong together: pass both or neither")
     if describe is not None and model is None:
-        raise ValueError("describe and build are about a model: pass its class as model=")
+        raise UserError("describe and build are about a model: pass its class as model=")
     check_num_prefix_tokens(num_prefix_tokens)
     host = _RegisteredHost(
         attention, equipped, model, convolution, num_prefix_tokens, head_size, describe, build
@@ -153,7 +156,7 @@ class _RegisteredHost:
         try:
             return attention.num_heads, attention.head_dim
         except AttributeError as error:
-            raise ValueError(
+            raise UserError(
                 f"{error}: pass head_size= to irpe.register_host, a function that returns the "
                 "number of heads and the dimension of one head of an attention"
             ) from error
@@ -161,12 +164,12 @@ class _RegisteredHost:
     def _check(self, source: GridSource, request: Request) -> None:
         name = self.attention.__qualname__
         if type(source) is GridSource and source.grid is None:
-            raise ValueError(
+            raise UserError(
                 f"{name} does not know its grid: pass grid= to irpe.equip, or model= and "
                 "convolution= to irpe.register_host, and equip such a model"
             )
         if request.absolute != "keep":
-            raise ValueError(
+            raise UserError(
                 f"absolute {request.absolute!r}: the absolute encoding of a model around {name} "
                 "is not known; use 'keep', and remove it in the model"
             )
@@ -179,5 +182,5 @@ class _RegisteredHost:
     def build_model(self, arguments: dict[str, Any]) -> nn.Module:
         """Returns the plain model of a description."""
         if self.build is None:
-            raise ValueError(f"{self.attention.__qualname__} was registered without build=")
+            raise UserError(f"{self.attention.__qualname__} was registered without build=")
         return self.build(arguments)

@@ -8,6 +8,7 @@ from irpe.adapters.changes import Undo
 from irpe.adapters.grids import GridSource
 from irpe.adapters.multihead import RPEMultiheadAttention, leave_fast_path
 from irpe.adapters.plan import Plan, Request, Site
+from irpe.errors import UserError
 
 REFUSED = {
     "torch.nn.modules.transformer.TransformerDecoderLayer": "attends for queries that lie on no "
@@ -55,19 +56,19 @@ def _is_pooling(owner: nn.Module) -> bool:
 def _check(attention: nn.MultiheadAttention, name: str, request: Request) -> None:
     where = f"{name}: " if name else ""
     if request.grid is None:
-        raise ValueError(
+        raise UserError(
             f"{where}a torch.nn attention does not know its grid: pass grid=, for example "
             "grid=(14, 14), and num_prefix_tokens= if tokens stand before the patches"
         )
     if request.absolute != "keep":
-        raise ValueError(
+        raise UserError(
             f"absolute {request.absolute!r}: torch.nn's transformer has no absolute encoding to "
             "replace; use 'keep'"
         )
     if attention._parameters["in_proj_weight"] is None:
-        raise ValueError(f"{where}kdim or vdim differ from embed_dim: this is cross-attention")
+        raise UserError(f"{where}kdim or vdim differ from embed_dim: this is cross-attention")
     if attention.bias_k is not None or attention.add_zero_attn:
-        raise ValueError(
+        raise UserError(
             f"{where}add_bias_kv and add_zero_attn append tokens that are not on the grid: "
             "create the attention without them"
         )

@@ -23,6 +23,7 @@ from irpe.adapters.following import follow_grid, map_source
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.multihead import RPEMultiheadAttention
 from irpe.adapters.plan import Plan, Request, Site, check_grid, check_window
+from irpe.errors import UserError
 
 _BIAS = "relative_position_bias_table"
 _APART = -100.0  # added to the scores of tokens of different regions in a shifted window
@@ -234,5 +235,5 @@ def build_model(arguments: dict[str, Any]) -> nn.Module:
     arguments = dict(arguments)
     kind = arguments.pop("kind")
     if kind not in kinds:
-        raise ValueError(f"kind {kind!r} is not one of {', '.join(kinds)}")
+        raise UserError(f"kind {kind!r} is not one of {', '.join(kinds)}")
     return kinds[kind](**arguments)

@@ -11,6 +11,7 @@ from irpe.core.encodings.named import NAMED, parse_named
 from irpe.core.encodings.spec import GRAMMAR, MODES, RPESpec
 from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.methods import METHODS
+from irpe.errors import UserError
 
 Encoding = WithTables | TransformerXL | Rotary | Joined  # what an attention can have
 AnyEncoding = Encoding | CPVT | NoEncoding
@@ -42,12 +43,12 @@ def attention_encoding(value: AnyEncoding | str) -> Encoding:
     """Returns the encoding that a text stands for, if an attention can have it."""
     encoding = parse_encoding(value)
     if isinstance(encoding, CPVT):
-        raise ValueError(
+        raise UserError(
             "cpvt works between the blocks of a model, no attention can have it: use "
             "irpe.equip(model, 'cpvt') with a VisionTransformer of timm"
         )
     if isinstance(encoding, NoEncoding):
-        raise ValueError(
+        raise UserError(
             "encoding 'none' has no tables: use attention without an encoding, or "
             "irpe.equip(model, 'none', absolute=...) to change a model's absolute one alone"
         )
@@ -63,7 +64,7 @@ def _split_parts(text: str) -> list[str]:
         elif parts:
             parts[-1] += f"+{piece}"
         else:
-            raise ValueError(
+            raise UserError(
                 f"encoding {text!r} begins with the option {piece!r}: an option stands after the "
                 f"part that it belongs to, for example 'product-contextual-k+unshared'"
             )
@@ -75,14 +76,14 @@ def _parse_part(text: str, whole: str) -> AnyEncoding:
     if name in NAMED:
         return parse_named(text)
     if "+normalized" in text:
-        raise ValueError(
+        raise UserError(
             f"encoding {whole!r}: {name} has no normalized coordinates; 'rope-axial' has"
         )
     if len(name.split("-")) == 3 and not did_you_mean(name, NAMES, 0.8):
         return RPESpec.parse(text)
     known = [*NAMES, *(f"{method}-{mode}-k" for method in METHODS for mode in reversed(MODES))]
     rotary = "; rotary encodings are 'rope-axial' and 'rope-mixed'" if name == "rope" else ""
-    raise ValueError(
+    raise UserError(
         f"encoding {text or whole!r} is not known: write one of {', '.join(NAMES)}, or "
         f"{GRAMMAR}{rotary or did_you_mean(name, known, 0.5)}"
     )
@@ -94,14 +95,14 @@ def _join(text: str, encodings: list[AnyEncoding]) -> Joined:
     tables = [part for part in encodings if isinstance(part, WithTables)]
     alone = [part for part in encodings if not isinstance(part, Rotary | WithTables)]
     if alone:
-        raise ValueError(f"encoding {text!r}: {alone[0]} cannot be joined with another encoding")
+        raise UserError(f"encoding {text!r}: {alone[0]} cannot be joined with another encoding")
     if len(rotations) > 1:
-        raise ValueError(
+        raise UserError(
             f"encoding {text!r} rotates {len(rotations)} times: write one of "
             f"{' and '.join(map(str, rotations))}"
         )
     if len(tables) > 1:
-        raise ValueError(
+        raise UserError(
             f"encoding {text!r} joins {len(tables)} encodings with tables: join a rotation "
             "(rope-axial, rope-mixed) with one; several targets are one encoding, such as "
             "'product-contextual-qkv'"

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from irpe.core.grid import Grid
 from irpe.core.index import Index
 from irpe.core.rotation import Rotation
+from irpe.errors import UserError, UserTypeError
 
 _MOST_ELEMENTS = 2**34  # 64 GiB in float32, for one attention
 ROLES = {"q": "query_tables", "k": "key_tables", "v": "value_tables"}
@@ -130,7 +131,7 @@ def check_table_size(encoding: object, shapes: Mapping[str, tuple[int, ...]]) ->
     """Raises an error for tables that no machine can hold."""
     elements = sum(math.prod(shape) for shape in shapes.values())
     if elements > _MOST_ELEMENTS:
-        raise ValueError(
+        raise UserError(
             f"{encoding}: its tables would have {elements:,} elements, {elements * 4 / 2**30:,.0f} "
             "GiB in float32: write a smaller ratio or beta"
         )
@@ -172,7 +173,7 @@ def vector_table_macs(
 def check_splits_head(encoding: object, head_dim: int, parts: int) -> None:
     """Raises an error unless a head can be split into equal parts."""
     if head_dim % parts:
-        raise ValueError(
+        raise UserError(
             f"{encoding}: heads of dimension {head_dim} cannot be split between the axes of the "
             f"grid: it must be a multiple of {parts}"
         )
@@ -181,6 +182,6 @@ def check_splits_head(encoding: object, head_dim: int, parts: int) -> None:
 def check_whole_number(name: str, value: int, least: int) -> None:
     """Raises an error unless a value is a whole number of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} = {value!r} must be a whole number of {least} or more")
+        raise UserTypeError(f"{name} = {value!r} must be a whole number of {least} or more")
     if value < least:
-        raise ValueError(f"{name} = {value!r} must be {least} or more")
+        raise UserError(f"{name} = {value!r} must be {least} or more")

@@ -14,6 +14,7 @@ from irpe.core.encodings.sasa import Sasa
 from irpe.core.encodings.spec import RPESpec
 from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.index import Clip
+from irpe.errors import UserError
 
 Named = WithTables | TransformerXL | Rotary | CPVT | NoEncoding
 
@@ -64,7 +65,7 @@ def parse_named(text: str) -> Named:
     encoding = _with_value(name, value) if at else NAMED[name].default
     for option in options:
         if option != "normalized" or not isinstance(encoding, RopeAxial):
-            raise ValueError(f"encoding {text!r}: {_why_not(name, option, encoding)}")
+            raise UserError(f"encoding {text!r}: {_why_not(name, option, encoding)}")
         encoding = RopeAxial(encoding.base, normalized=True)
     return encoding
 
@@ -80,13 +81,13 @@ def _with_value(name: str, value: str) -> Named:
     entry = NAMED[name]
     if entry.with_size is not None:
         if not value.isdecimal():
-            raise ValueError(f"encoding '{name}@{value}': {value!r} must be a whole number")
+            raise UserError(f"encoding '{name}@{value}': {value!r} must be a whole number")
         return entry.with_size(int(value))
     if entry.with_base is not None:
         return entry.with_base(_to_number(name, value))
     other = f": it is {entry.default}, write that with another index"
     has_other = str(entry.default) != name
-    raise ValueError(
+    raise UserError(
         f"encoding '{name}@{value}': {name} takes no number{other if has_other else ''}"
     )
 
@@ -94,7 +95,7 @@ def _with_value(name: str, value: str) -> Named:
 def _to_number(name: str, value: str) -> float:
     is_plain = value.replace(".", "", 1).isdecimal()
     if not is_plain:
-        raise ValueError(
+        raise UserError(
             f"encoding '{name}@{value}': {value!r} must be a number greater than 1, the base of "
             "the frequencies"
         )

@@ -11,13 +11,14 @@ from torch import Tensor
 from irpe.core.encodings.encoding import AttentionArguments, HeadSize, check_splits_head
 from irpe.core.grid import Grid
 from irpe.core.rotation import axial_rotation, mixed_rotation
+from irpe.errors import UserError, UserTypeError
 
 
 def _check_base(base: float) -> None:
     if isinstance(base, bool) or not isinstance(base, int | float):
-        raise TypeError(f"base = {base!r} must be a number greater than 1")
+        raise UserTypeError(f"base = {base!r} must be a number greater than 1")
     if not 1 < base < math.inf:
-        raise ValueError(f"base = {base!r} must be a finite number greater than 1")
+        raise UserError(f"base = {base!r} must be a finite number greater than 1")
 
 
 def _text(base: float) -> str:
@@ -111,7 +112,7 @@ class RopeMixed(_WithoutTables):
         """Returns the frequencies: for each axis, head and pair."""
         check_splits_head(self, size.head_dim, 4)
         if size.ndim != 2:
-            raise ValueError(
+            raise UserError(
                 f"{self}: a grid of {size.ndim} axes has no initial frequencies; it takes 2 axes, "
                 "'rope-axial' takes any number"
             )

@@ -18,6 +18,7 @@ from irpe.core.encodings.encoding import (
 )
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Index
+from irpe.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Sasa:
         """Returns the identity, or raises an error if the grid is larger than the tables."""
         longest = max(grid.shape)
         if longest > self.size:
-            raise ValueError(
+            raise UserError(
                 f"grid {grid} is larger than the tables of {self}: an offset beyond them has no "
                 f"row; equip the model with 'sasa@{longest}' before it is trained"
             )

@@ -18,6 +18,7 @@ from irpe.core.encodings.encoding import (
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.core.methods import METHODS
+from irpe.errors import UserError, UserTypeError
 
 MODES = ("bias", "contextual")
 TARGETS = ("q", "k", "v", "qk", "qv", "kv", "qkv")
@@ -57,7 +58,7 @@ class RPESpec:
         check_choice("mode", self.mode, MODES)
         _check_targets(self.targets)
         if self.mode == "bias" and self.targets != "k":
-            raise ValueError(
+            raise UserError(
                 f"targets {self.targets!r} have no bias mode: a bias acts on the scores, through "
                 "one table; write targets 'k', or mode 'contextual'"
             )
@@ -65,21 +66,21 @@ class RPESpec:
             default = Piecewise.from_ratio(METHODS[self.method].ratio)
             object.__setattr__(self, "index", default)
         elif not isinstance(self.index, Piecewise | Clip):
-            raise TypeError(f"index {self.index!r} must be a Piecewise, a Clip or None")
+            raise UserTypeError(f"index {self.index!r} must be a Piecewise, a Clip or None")
         if not isinstance(self.shared_heads, bool):
-            raise TypeError(f"shared_heads = {self.shared_heads!r} must be True or False")
+            raise UserTypeError(f"shared_heads = {self.shared_heads!r} must be True or False")
         _check_tied(self.tied, self.targets)
 
     @classmethod
     def parse(cls, text: str) -> "RPESpec":
         """Returns the spec that a text such as "product-contextual-qkv@1.9" stands for."""
         if not isinstance(text, str):
-            raise TypeError(f"spec {text!r} is not a text of the form {GRAMMAR}")
+            raise UserTypeError(f"spec {text!r} is not a text of the form {GRAMMAR}")
         rest = text.removesuffix(_UNSHARED)
         head, at, tail = rest.removesuffix(_TIED).partition("@")
         parts = head.split("-")
         if len(parts) != 3:
-            raise ValueError(f"spec {text!r} is not of the form {GRAMMAR}")
+            raise UserError(f"spec {text!r} is not of the form {GRAMMAR}")
         index = parse_index(tail) if at else None
         is_shared, is_tied = not text.endswith(_UNSHARED), rest.endswith(_TIED)
         return cls(*parts, index=index, shared_heads=is_shared, tied=is_tied)
@@ -143,9 +144,9 @@ class RPESpec:
 
 def _check_tied(tied: bool, targets: str) -> None:
     if not isinstance(tied, bool):
-        raise TypeError(f"tied = {tied!r} must be True or False")
+        raise UserTypeError(f"tied = {tied!r} must be True or False")
     if tied and targets not in ("qk", "qkv"):
-        raise ValueError(
+        raise UserError(
             f"targets {targets!r} cannot be tied: one table for queries and keys takes targets "
             "'qk' or 'qkv'"
         )
@@ -157,4 +158,4 @@ def _check_targets(targets: str) -> None:
     ordered = "".join(letter for letter in "qkv" if letter in str(targets))
     only_known = ordered and not set(str(targets)) - set("qkv")
     hint = f"; write {ordered!r}" if only_known else ""
-    raise ValueError(f"targets {targets!r} is not one of {', '.join(TARGETS)}{hint}")
+    raise UserError(f"targets {targets!r} is not one of {', '.join(TARGETS)}{hint}")

@@ -6,6 +6,7 @@ from typing import ClassVar, Self
 
 from irpe.core.choices import check_choice
 from irpe.core.rates import ABSOLUTE_LR
+from irpe.errors import UserError
 from irpe.train.config import (
     RunConfig,
     check_at_least,
@@ -78,7 +79,7 @@ class ClassifierConfig(RunConfig):
         check_at_least(self, MIN_CROP, "crop")
         check_below_1(self, "label_smoothing")
         if self.color_jitter and self.auto_augment and "3a" not in self.auto_augment:
-            raise ValueError(
+            raise UserError(
                 f"color_jitter = {self.color_jitter} does nothing beside auto_augment "
                 f"{self.auto_augment!r}, which changes colours itself: leave one of them out"
             )

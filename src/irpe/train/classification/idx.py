@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from irpe.errors import MissingFileError, UserError
 from irpe.train.image_files import check_regular
 
 _MAX_BYTES = 2**33  # of a compressed file, once it is decompressed
@@ -32,9 +33,9 @@ class IdxSource:
         self.labels = _read_idx(_idx_file(directory, part, "labels"), ndim=1)
         if self.images.size == 0:
             sizes = " x ".join(map(str, self.images.shape))
-            raise ValueError(f"{self.path} has {sizes} pixels: there is nothing to train on")
+            raise UserError(f"{self.path} has {sizes} pixels: there is nothing to train on")
         if len(self.images) != len(self.labels):
-            raise ValueError(
+            raise UserError(
                 f"{self.path} has {len(self.images)} images, but {len(self.labels)} labels"
             )
         labels = range(int(self.labels.max()) + 1)
@@ -60,7 +61,7 @@ def find_idx(directory: Path, part: str, kind: str) -> list[Path]:
 def _idx_file(directory: Path, part: str, kind: str) -> Path:
     files = find_idx(directory, part, kind)
     if len(files) != 1:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{directory} has {len(files)} files {part}-{kind}-idx?-ubyte[.gz|.xz]; one is needed"
         )
     return files[0]
@@ -74,15 +75,13 @@ def _read_idx(path: Path, ndim: int) -> Any:
         with openers.get(path.suffix, open)(path, "rb") as file:
             start: bytes = file.read(4)
             if start != bytes([0, 0, 8, ndim]):
-                raise ValueError(f"it starts with {start!r}")
+                raise UserError(f"it starts with {start!r}")
             sizes = struct.unpack(f">{ndim}I", file.read(4 * ndim))
             count = math.prod(sizes)
             limit = _MAX_BYTES if path.suffix in openers else path.stat().st_size
             if count > limit:
-                raise ValueError(f"its sizes {sizes} are {count:,} bytes, more than {limit:,}")
+                raise UserError(f"its sizes {sizes} are {count:,} bytes, more than {limit:,}")
             data: bytes = file.read(count + 1)  # reads to the end, where checksums are compared
         return np.frombuffer(data, np.uint8).reshape(sizes)
     except (OSError, EOFError, ValueError, lzma.LZMAError, struct.error, zlib.error) as error:
-        raise ValueError(
-            f"{path} is damaged, or not an idx file of {ndim} axes: {error}"
-        ) from error
+        raise UserError(f"{path} is damaged, or not an idx file of {ndim} axes: {error}") from error

@@ -7,6 +7,7 @@ from torch import nn
 
 from irpe.adapters.equip import equip
 from irpe.adapters.hosts.timm.building import create_timm_model, takes_argument
+from irpe.errors import UserError
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.weights import Weights, read_weights, start_from
 
@@ -30,7 +31,7 @@ def build_model(config: ClassifierConfig, num_classes: int) -> nn.Module:
     except ValueError as error:
         if takes_argument(config.model, img_size=config.image_size):
             raise
-        raise ValueError(
+        raise UserError(
             f"model {config.model!r} is not a vision transformer that is made for an image size: "
             "irpe models lists those that can be equipped"
         ) from error
@@ -51,4 +52,4 @@ def build_for(config: ClassifierConfig, weights: Weights) -> nn.Module:
     for name in ("head.bias", "head.fc.bias"):
         if name in weights:
             return build_model(config.replace(initial=None), len(weights[name]))
-    raise ValueError("the model has no last layer named head or head.fc, as timm's ViT and Swin do")
+    raise UserError("the model has no last layer named head or head.fc, as timm's ViT and Swin do")

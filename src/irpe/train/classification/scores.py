@@ -10,6 +10,7 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn import functional
 
+from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.sources import Source
 from irpe.train.classification.transforms import Batch, LabelledImages
@@ -103,7 +104,7 @@ def check_broken(score: Score, limit: float, source: Source) -> None:
     count = score.num_images + score.num_broken
     if score.num_broken > limit * count:
         files = ", ".join(source.filename(index) for index in score.broken[:8])
-        raise ValueError(
+        raise UserError(
             f"{score.num_broken} of {count} images cannot be read, more than max_broken = {limit}: "
             f"{files}"
         )
@@ -120,7 +121,7 @@ def _predictions(logits: Tensor, batch: Batch) -> Iterable[_Prediction]:
 
 def _score(predictions: list[_Prediction], broken: list[int]) -> Score:
     if not predictions:
-        raise ValueError("no image could be read: nothing to evaluate")
+        raise UserError("no image could be read: nothing to evaluate")
     count = len(predictions)
     return Score(
         top1=100 * sum(p.is_first for p in predictions) / count,

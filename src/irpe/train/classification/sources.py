@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from PIL import Image
 
+from irpe.errors import MissingFileError, UserError
 from irpe.extras import require
 from irpe.train.classification.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS, is_name
@@ -96,7 +97,7 @@ class TimmSource:
         if names is None and features is not None and "label" in features:
             names = features["label"].names
         if names is None:
-            raise ValueError(f"{self.name} does not name its classes")
+            raise UserError(f"{self.name} does not name its classes")
         return [str(name) for name in names]
 
 
@@ -146,7 +147,7 @@ def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tup
     _check_classes(data, train)
     unknown = sorted(set(val.classes) - set(train.classes))
     if unknown:
-        raise ValueError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
+        raise UserError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
     if list(val.classes) != list(train.classes):
         val = Subset(val, range(len(val)), train.classes)
     return train, val
@@ -203,7 +204,7 @@ def _check_classes(data: str, train: Source) -> None:
     """Raises an error unless there is something to distinguish."""
     if len(train.classes) < 2:
         names = ", ".join(map(repr, train.classes)) or "none"
-        raise ValueError(
+        raise UserError(
             f"{data} has fewer than 2 classes: {len(train)} images, such as {train.filename(0)}, "
             f"in {len(train.classes)} ({names}); put the images of each class into a folder of its "
             "own, as in train/cat/1.jpg and train/dog/1.jpg"
@@ -212,7 +213,7 @@ def _check_classes(data: str, train: Source) -> None:
 
 def _check_root(data: str, root: str | None) -> None:
     if root is not None and not data.startswith(DATASETS):
-        raise ValueError(
+        raise UserError(
             f"root {root!r} is for datasets with a name ({'NAME, '.join(DATASETS)}NAME), not for "
             f"data {data!r}: leave it out"
         )
@@ -221,11 +222,11 @@ def _check_root(data: str, root: str | None) -> None:
 def _check_whole(data: str) -> None:
     """Raises an error unless data is one folder of class folders, or a tar file of them."""
     if is_name(data) or has_splits(Path(data)):
-        raise ValueError(
+        raise UserError(
             f"--holdout is for one folder of class folders: {data} has splits, leave it out"
         )
     if not Path(data).exists():
-        raise FileNotFoundError(f"data {data!r} does not exist")
+        raise MissingFileError(f"data {data!r} does not exist")
 
 
 def has_splits(folder: Path) -> bool:
@@ -237,7 +238,7 @@ def _locate(data: str, split: str) -> Path | str:
     """Returns where a folder has a split, as `_find_split` does, or raises an error."""
     folder = Path(data)
     if not folder.is_dir():
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"data {data!r} is not a folder, a timm dataset ({'NAME, '.join(DATASETS)}NAME) or "
             "'embedded'"
         )
@@ -245,7 +246,7 @@ def _locate(data: str, split: str) -> Path | str:
     if found is not None:
         return found
     looked_for = ", ".join(f"{name}/, {name}.tar" for name in _SPLITS[split])
-    raise FileNotFoundError(
+    raise MissingFileError(
         f"{data} has no {split} images: looked for {looked_for} and idx files; if it is one folder "
         "of class folders, hold some images out: --holdout 0.2"
     )
@@ -275,9 +276,9 @@ def _open_by_name(data: str, split: str, root: str | None) -> Source:
         except ValueError:
             continue
         except (RuntimeError, OSError, AssertionError, ImportError) as error:
-            raise ValueError(f"data {data!r} cannot be opened (root {folder}): {error}") from error
+            raise UserError(f"data {data!r} cannot be opened (root {folder}): {error}") from error
         return TimmSource(dataset, data)
-    raise ValueError(f"data {data!r} has no split named {' or '.join(_SPLITS[split])}")
+    raise UserError(f"data {data!r} has no split named {' or '.join(_SPLITS[split])}")
 
 
 def _open_path(path: Path) -> Source:
@@ -290,9 +291,9 @@ def _open_path(path: Path) -> Source:
         dataset: Any = create_dataset("", root=str(path), search_split=False, **options)
         source = TimmSource(dataset, str(path))
     except (RuntimeError, OSError, AssertionError, ValueError) as error:
-        raise ValueError(f"{path} holds no images in class folders: {error}") from error
+        raise UserError(f"{path} holds no images in class folders: {error}") from error
     if len(source) == 0:
-        raise ValueError(f"{path} holds no images in class folders")
+        raise UserError(f"{path} holds no images in class folders")
     return source
 
 
@@ -302,7 +303,7 @@ def _check_tar(path: Path) -> None:
         with tarfile.open(path, "r:") as archive:
             _check_members(archive, path.stat().st_size)
     except (tarfile.TarError, OSError, ValueError, EOFError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is damaged, or not an uncompressed tar file ({error}): write it again with "
             "tar -cf"
         ) from error
@@ -311,7 +312,7 @@ def _check_tar(path: Path) -> None:
 def _check_members(archive: tarfile.TarFile, size: int) -> None:
     for member in archive:
         if member.offset_data + member.size > size:
-            raise ValueError(f"it ends within {member.name}")
+            raise UserError(f"it ends within {member.name}")
         if member.isfile() and member.name.lower().endswith(".tar"):
             with tarfile.open(fileobj=archive.extractfile(member), mode="r:") as inner:
                 _check_members(inner, member.size)
@@ -319,4 +320,4 @@ def _check_members(archive: tarfile.TarFile, size: int) -> None:
     file.seek(archive.offset)
     end = file.read(tarfile.BLOCKSIZE)
     if len(end) < tarfile.BLOCKSIZE or any(end):
-        raise ValueError(f"it has neither a member nor its end at byte {archive.offset}")
+        raise UserError(f"it has neither a member nor its end at byte {archive.offset}")

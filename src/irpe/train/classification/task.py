@@ -9,6 +9,7 @@ from timm.data.mixup import Mixup
 from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
 
+from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.model import build_model
@@ -71,7 +72,7 @@ class ClassificationTask:
     def check_micro_batch(self, size: int) -> None:
         """Raises an error if the images of a forward pass cannot be paired."""
         if size % 2 and self.mixup is not None:
-            raise ValueError(
+            raise UserError(
                 f"mixup and cutmix pair images: {size} per forward pass and device must be even"
             )
 
@@ -107,7 +108,7 @@ class ClassificationTask:
         """Raises an error if too many images could not be read so far."""
         if len(broken) > self.config.max_broken * len(self.train):
             files = ", ".join(self.train.filename(index) for index in sorted(broken)[:8])
-            raise ValueError(
+            raise UserError(
                 f"{len(broken)} of {len(self.train)} images cannot be read, more than "
                 f"max_broken = {self.config.max_broken}: {files}"
             )

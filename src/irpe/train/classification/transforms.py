@@ -8,6 +8,7 @@ from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
+from irpe.errors import UserError
 from irpe.train.classification.config import ClassifierConfig
 from irpe.train.classification.sources import Source
 from irpe.train.image_files import CACHE_BYTES, BrokenImageError, convert_mode
@@ -77,7 +78,7 @@ class LabelledImages(Dataset[Any]):
                 return convert_mode(image, self.mode), label, other != index
             except BrokenImageError:
                 continue
-        raise ValueError(f"none of the {len(self.source)} images can be read")
+        raise UserError(f"none of the {len(self.source)} images can be read")
 
 
 def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
@@ -108,7 +109,7 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
             **colours,
         )
     except (AssertionError, KeyError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"auto_augment {config.auto_augment!r} is not a policy of timm, such as "
             f"rand-m9-mstd0.5-inc1: {error!r}"
         ) from error
@@ -138,7 +139,7 @@ def _check_policy(text: str) -> None:
     for section in sections:
         has_name = name == "rand" and re.fullmatch(r"t[a-z]+", section)
         if not has_name and not re.fullmatch(r"[a-z]+[0-9]+(\.[0-9]+)?", section):
-            raise ValueError(
+            raise UserError(
                 f"auto_augment {text!r}: {section!r} is not a letter or name with a number, such "
                 "as m9, mstd0.5 or inc1"
             )

@@ -10,6 +10,7 @@ from timm.layers.norm_act import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn import functional
 
+from irpe.errors import UserError
 from irpe.extras import require
 from irpe.hub import cached_if_unreachable
 from irpe.train.checkpoint import read_torch
@@ -74,7 +75,7 @@ def check_trainable(name: str) -> None:
     with torch.device("meta"):
         network = timm.create_model(name, features_only=True)
     if any(isinstance(module, BatchNormAct2d) for module in network.modules()):
-        raise ValueError(
+        raise UserError(
             f"backbone {name!r} has activations in its batch norms, which transformers replaces by "
             "frozen ones without: it cannot be trained here, set backbone_lr to 0"
         )
@@ -101,7 +102,7 @@ def fill_backbone(network: nn.Module, config: DetectorConfig) -> None:
         and (name not in weights or weights[name].shape != tensor.shape)
     ]
     if missing:
-        raise ValueError(
+        raise UserError(
             f"backbone_weights {config.backbone_weights!r} do not fit {config.backbone} in "
             f"{len(missing)} tensors, the first is {missing[0]}"
         )
@@ -117,7 +118,7 @@ def _named_weights(config: DetectorConfig) -> Weights:
         with cached_if_unreachable():
             return dict(timm.create_model(config.backbone, pretrained=True).state_dict())
     except Exception as error:  # whatever the network, the hub or a proxy raises
-        raise ValueError(
+        raise UserError(
             f"the pretrained weights of {config.backbone} cannot be downloaded: {error}; set "
             "backbone_weights to a file, or to 'none'"
         ) from error

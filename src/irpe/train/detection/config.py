@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from irpe.errors import UserError
 from irpe.train.config import RunConfig, check_at_least, option
 
 
@@ -48,17 +49,17 @@ class DetectorConfig(RunConfig):
         check_at_least(self, self.min_short_side, "short_side")
         check_at_least(self, self.short_side, "long_side")
         if self.initial == "pretrained":
-            raise ValueError(
+            raise UserError(
                 "initial 'pretrained' is for classifiers: a detector starts from a run or a file, "
                 "its backbone from backbone_weights"
             )
         if self.cached_versions and self.backbone_lr:
-            raise ValueError(
+            raise UserError(
                 f"cached_versions = {self.cached_versions}: features can be cached only if the "
                 "backbone is frozen, set backbone_lr to 0"
             )
         if self.cached_versions and self.backbone_weights == "none":
-            raise ValueError(
+            raise UserError(
                 f"cached_versions = {self.cached_versions}: features of a random backbone are not "
                 "cached, set backbone_weights to 'pretrained' or to a file"
             )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from irpe.errors import UserError
 from irpe.files import read_safetensors, to_safetensors, write_bytes
 from irpe.progress import NO_PROGRESS, Progress, track
 from irpe.train.detection.annotations.source import BoxSource, Target
@@ -81,7 +82,7 @@ def cached_features(
     try:
         tensors = read_safetensors(path)
     except ValueError as error:
-        raise ValueError(f"{error}; remove it") from error
+        raise UserError(f"{error}; remove it") from error
     versions = [[_item(tensors, index, v) for v in range(count)] for index in range(len(source))]
     return FeatureMaps(source, versions, seed, crops)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import DetrConfig, DetrForObjectDetection
 
 from irpe.adapters.equip import equip
+from irpe.errors import UserError
 from irpe.train.detection.backbone import (
     BackboneInput,
     FrozenBackbone,
@@ -69,7 +70,7 @@ def build_detector(
     try:
         model: Any = DetrForObjectDetection(DetrConfig(**arguments))
     except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"backbone {config.backbone!r} with {dict(config.model_args)}: {error}"
         ) from error
     _initialize(model)
@@ -98,11 +99,11 @@ def _check_arguments(arguments: Mapping[str, Any]) -> None:
     try:
         config = DetrConfig(**arguments)
     except (StrictDataclassError, TypeError, ValueError) as error:
-        raise ValueError(f"model_args {dict(arguments)}: {error}") from error
+        raise UserError(f"model_args {dict(arguments)}: {error}") from error
     for name in ("encoder_attention_heads", "decoder_attention_heads"):
         heads = getattr(config, name)
         if heads < 1 or config.d_model % heads:
-            raise ValueError(
+            raise UserError(
                 f"model_args: d_model = {config.d_model} is not divisible by {name} = {heads}"
             )
 

@@ -13,6 +13,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float
 from torch import Tensor
 
+from irpe.errors import UserError
 from irpe.extras import require
 
 # {"image_id": int, "category_id": int, "bbox": [x, y, width, height], "score": float}
@@ -76,7 +77,7 @@ def score_with_classes(
     evaluation = _evaluate(content, detections)
     names = {category["id"]: category["name"] for category in content["categories"]}
     if len(set(names.values())) < len(names):
-        raise ValueError(f"two categories have one name: {', '.join(sorted(names.values()))}")
+        raise UserError(f"two categories have one name: {', '.join(sorted(names.values()))}")
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # threshold, recall, class
     indices = {key: index for index, key in enumerate(evaluation.params.catIds)}
     classes = {name: _or_nan(precision[:, :, indices[key]].mean()) for key, name in names.items()}
@@ -167,13 +168,11 @@ def _check_content(content: dict[str, Any]) -> None:
         missing = [field for field in _FIELDS if field not in annotation]
         if missing:
             name = annotation.get("id", "without an id")
-            raise ValueError(
-                f"annotation {name} has no {missing[0]!r}: it needs {_listed(_FIELDS)}"
-            )
+            raise UserError(f"annotation {name} has no {missing[0]!r}: it needs {_listed(_FIELDS)}")
         key = annotation["id"]
         if key in seen or key < 1:
             fault = "occurs twice" if key in seen else "is not positive"
-            raise ValueError(f"the annotation id {key} {fault}: count ids from 1")
+            raise UserError(f"the annotation id {key} {fault}: count ids from 1")
         seen.add(key)
 
 
@@ -182,13 +181,13 @@ def _check_detections(content: dict[str, Any], detections: Sequence[Detection]) 
         known = {owner["id"] for owner in content[owners]}
         unknown = {detection[field] for detection in detections} - known
         if unknown:
-            raise ValueError(
+            raise UserError(
                 f"detections have the {field} {_listed(sorted(unknown))}, which is not among the "
                 f"{len(known)} {owners}: {_listed(sorted(known))}"
             )
     for detection in detections:
         if not all(map(math.isfinite, (*detection["bbox"], detection["score"]))):
-            raise ValueError(f"a detection in image {detection['image_id']} is not finite")
+            raise UserError(f"a detection in image {detection['image_id']} is not finite")
 
 
 def _check_outputs(
@@ -200,11 +199,11 @@ def _check_outputs(
 ) -> None:
     batch, queries, classes = logits.shape
     if boxes.shape != (batch, queries, 4):
-        raise ValueError(f"boxes have the shape {(*boxes.shape,)}, not {(batch, queries, 4)}")
+        raise UserError(f"boxes have the shape {(*boxes.shape,)}, not {(batch, queries, 4)}")
     if not len(image_ids) == len(sizes) == batch:
-        raise ValueError(f"{batch} images have {len(image_ids)} ids and {len(sizes)} sizes")
+        raise UserError(f"{batch} images have {len(image_ids)} ids and {len(sizes)} sizes")
     if len(categories) != classes - 1:
-        raise ValueError(
+        raise UserError(
             f"{len(categories)} categories for {classes} logits: pass {classes - 1}, as the last "
             "logit stands for no object"
         )

@@ -11,6 +11,7 @@ from transformers import DetrConfig
 
 from irpe.adapters.equipped import table_names
 from irpe.adapters.parameter_groups import group_parameters
+from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.detection.annotations.source import BoxSource, open_boxes
 from irpe.train.detection.backbone import PREFIX, FrozenBackbone, load_backbone
@@ -144,7 +145,7 @@ def open_task(
         weights: Those of the checkpoint that the run resumes from, if there is one.
     """
     if config.data == "embedded":
-        raise ValueError("data is missing: a folder in the layout of COCO or Pascal VOC")
+        raise UserError("data is missing: a folder in the layout of COCO or Pascal VOC")
     train = open_boxes(config.data, config.train_split, config.classes or None)
     val = open_boxes(config.data, config.val_split, train.classes)
     if config.limit:

@@ -17,6 +17,7 @@ from torchvision.ops import box_convert
 from torchvision.transforms.v2 import functional as F  # noqa: N812, its usual name
 from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
+from irpe.errors import UserError
 from irpe.train.detection.annotations.source import BoxSource, Target
 from irpe.train.sampling import Sample
 from irpe.train.seeding import seeded
@@ -67,14 +68,14 @@ class Views:
 
     def __post_init__(self) -> None:
         if not self.short_sides or min(*self.short_sides, self.longest) < 1:
-            raise ValueError(
+            raise UserError(
                 f"short_sides = {self.short_sides}, longest = {self.longest}: at least one length "
                 "is needed, and all must be positive"
             )
         if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip = {self.flip} is not a probability between 0 and 1")
+            raise UserError(f"flip = {self.flip} is not a probability between 0 and 1")
         if min(self.std) <= 0:
-            raise ValueError(f"std = {self.std} must be positive")
+            raise UserError(f"std = {self.std} must be positive")
 
     @property
     def is_random(self) -> bool:
@@ -114,7 +115,7 @@ class BoxImages(Dataset[Any]):
 
     def __init__(self, source: BoxSource, views: Views, seed: int | None) -> None:
         if seed is None and views.is_random:
-            raise ValueError(f"{views} is random: give a seed")
+            raise UserError(f"{views} is random: give a seed")
         self.source = source
         self.views = views
         self.seed = seed

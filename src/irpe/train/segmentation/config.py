@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 from irpe.core.choices import check_choice
 from irpe.core.rates import ABSOLUTE_LR
+from irpe.errors import UserError
 from irpe.train.config import RunConfig, check_at_least, check_fraction, check_positive, option
 
 HEADS = ("linear", "upsampling")
@@ -97,14 +98,14 @@ class SegmenterConfig(RunConfig):
         check_at_least(self, 0, "poly_power", "limit", "short_side", "stride", "color_jitter")
         check_fraction(self, "drop_path")
         if not 0 <= self.ignore_label <= 255:
-            raise ValueError(f"ignore_label = {self.ignore_label} must be from 0 to 255")
+            raise UserError(f"ignore_label = {self.ignore_label} must be from 0 to 255")
         if self.low_lr_epochs and self.poly_power:
-            raise ValueError(
+            raise UserError(
                 f"low_lr_epochs = {self.low_lr_epochs} and poly_power = {self.poly_power} are two "
                 "schedules: leave one of them out"
             )
         if self.stride > min(self.crop_height, self.crop_width):
-            raise ValueError(
+            raise UserError(
                 f"stride = {self.stride} leaves gaps between windows of {self.crop_height} x "
                 f"{self.crop_width} pixels: choose at most the shorter side"
             )
@@ -116,13 +117,13 @@ class SegmenterConfig(RunConfig):
                 check_choice("head", self.head, HEADS)
             return
         if self.head is not None:
-            raise ValueError(
+            raise UserError(
                 f"head {self.head!r} is for models of timm: {self.model} has a head of its own, "
                 "leave it out or set it to none"
             )
         kind = self._check_backbone() if self.model == "upernet" else self.model
         if self.initial == "pretrained" and kind != TIMM_BACKBONE:
-            raise ValueError(
+            raise UserError(
                 f"initial 'pretrained' is for models of timm: for {kind} name a folder that "
                 "save_pretrained wrote, or a model of the Hugging Face hub"
             )
@@ -132,12 +133,12 @@ class SegmenterConfig(RunConfig):
         backbone: Any = self.model_args.get(BACKBONE)
         kind = backbone.get("model_type") if isinstance(backbone, Mapping) else None
         if not isinstance(kind, str):
-            raise ValueError(
+            raise UserError(
                 f"model_args {dict(self.model_args)}: upernet needs a backbone of transformers, "
                 f'for example {{"{BACKBONE}": {{"model_type": "swin"}}}}'
             )
         if kind == TIMM_BACKBONE and not isinstance(backbone.get("backbone"), str):
-            raise ValueError(
+            raise UserError(
                 f"model_args {dict(self.model_args)}: {TIMM_BACKBONE} needs a model of timm, for "
                 f'example {{"{BACKBONE}": {{"model_type": "{TIMM_BACKBONE}", "backbone": '
                 '"pvt_v2_b0"}}'

@@ -12,6 +12,7 @@ from transformers import AutoConfig
 from transformers.models.timm_backbone import TimmBackbone
 from transformers.utils import logging
 
+from irpe.errors import UserError
 from irpe.hub import cached_if_unreachable
 from irpe.train.transformers_arguments import own_arguments
 
@@ -45,13 +46,13 @@ def _fill_from(network: Any, initial: str) -> None:
         _fill_timm(network.backbone)
         return
     if _model_type(Path(initial)).startswith("irpe_"):
-        raise ValueError(
+        raise UserError(
             f"initial {initial!r} was saved by an equipped model: pass the folder of its run"
         )
     try:
         theirs = AutoConfig.from_pretrained(initial)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"initial {initial!r} is neither a run, a file, nor a folder that save_pretrained "
             f"wrote, and cannot be had from the hub: {error}"
         ) from error
@@ -59,7 +60,7 @@ def _fill_from(network: Any, initial: str) -> None:
         part.config.model_type: part for part in (getattr(network, "backbone", network), network)
     }
     if theirs.model_type not in parts:
-        raise ValueError(
+        raise UserError(
             f"initial {initial!r} holds a {theirs.model_type}, not a {' or '.join(parts)}"
         )
     _fill(parts[theirs.model_type], theirs, initial)
@@ -70,7 +71,7 @@ def _fill_timm(backbone: Any) -> None:
     try:
         filled: Any = TimmBackbone(backbone.config, pretrained=True)
     except Exception as error:  # whatever the network, the hub or a proxy raises
-        raise ValueError(
+        raise UserError(
             f"the pretrained weights of {name} cannot be downloaded: {error}; leave initial out, "
             "or name a file"
         ) from error
@@ -88,12 +89,12 @@ def _fill(part: Any, theirs: Any, initial: str) -> None:
                 output_loading_info=True,
             )
     except (OSError, RuntimeError, ValueError) as error:
-        raise ValueError(f"initial {initial!r} cannot be read: {error}") from error
+        raise UserError(f"initial {initial!r} cannot be read: {error}") from error
     missing = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     missing |= {key for key in report["unexpected_keys"] if _is_of_layer(key)}
     wrong = sorted(key for key in missing if not key.startswith(_FRESH))
     if wrong:
-        raise ValueError(
+        raise UserError(
             f"initial {initial!r} does not fit the model in {len(wrong)} tensors, the first is "
             f"{wrong[0]}: it was made with {_differences(part.config, theirs)}, set model_args so"
         )

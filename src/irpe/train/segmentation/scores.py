@@ -14,6 +14,7 @@ from accelerate.utils import gather_object
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor, nn
 
+from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.sampling import every_batch
 from irpe.train.segmentation.crops import PixelImages
@@ -168,7 +169,7 @@ def score_pixels(confusion: Confusion, images: Sequence[ClassCounts]) -> PixelSc
         images: Those of each image.
     """
     if not confusion.sum():
-        raise ValueError("no pixel has a class: nothing to evaluate")
+        raise UserError("no pixel has a class: nothing to evaluate")
     correct, true, predicted = (torch.tensor(counts) for counts in _counts(confusion))
     return PixelScore(
         iou=tuple((100 * _iou(correct, true, predicted)).tolist()),

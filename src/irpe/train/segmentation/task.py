@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torchvision.transforms.v2.functional import center_crop
 
+from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.config import EMBEDDED
 from irpe.train.optim import encoder_groups
@@ -64,7 +65,7 @@ class SegmentationTask:
     def check_micro_batch(self, size: int) -> None:
         """Raises an error if upernet cannot normalize over the images of a forward pass."""
         if size < 2 and self.config.model == "upernet":
-            raise ValueError(
+            raise UserError(
                 f"{size} image per forward pass and device: upernet averages each image to one "
                 "pixel and normalizes it over the images, choose 2 or more"
             )
@@ -147,7 +148,7 @@ def open_split(
         progress: Is told how the check of the label maps goes.
     """
     if config.data == EMBEDDED:
-        raise ValueError("data is missing: a folder of images with label maps")
+        raise UserError("data is missing: a folder of images with label maps")
     names = config.ignore_label, config.class_names, config.classes
     source = open_pixels(config.data, split, *names, progress=progress)
     return source.first(config.limit) if config.limit else source

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.equip import equip
 from irpe.adapters.hosts.timm.building import create_timm_model, takes_argument
+from irpe.errors import UserError
 from irpe.train.segmentation.config import SegmenterConfig
 from irpe.train.segmentation.padding import score_padded
 from irpe.train.weights import HEADS, Weights, read_weights, start_from
@@ -98,7 +99,7 @@ def build_timm_segmenter(config: SegmenterConfig, is_filled: bool) -> TimmSegmen
     for name, side in (("crop_height", config.crop_height), ("crop_width", config.crop_width)):
         if side % model.stride:
             near = max(side // model.stride, 1) * model.stride
-            raise ValueError(
+            raise UserError(
                 f"{name} = {side} is not a multiple of {model.stride}, the side of a patch of "
                 f"{config.model}: choose {near} or {near + model.stride}"
             )
@@ -123,12 +124,12 @@ def _build_backbone(config: SegmenterConfig, is_pretrained: bool) -> Any:
     except ValueError as error:
         if takes_argument(config.model, **{_ANY_SIZE: True}):
             raise
-        raise ValueError(
+        raise UserError(
             f"model {config.model!r} does not take images of any size on a grid: choose a ViT, "
             "DeiT, EVA or Swin of timm"
         ) from error
     if not hasattr(backbone, "forward_intermediates"):
-        raise ValueError(
+        raise UserError(
             f"model {config.model!r} does not give its feature maps: choose a ViT, DeiT, EVA or "
             "Swin of timm"
         )

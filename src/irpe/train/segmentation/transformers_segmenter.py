@@ -26,6 +26,7 @@ from transformers import (
 
 from irpe.adapters.equip import equip
 from irpe.core.choices import check_choice
+from irpe.errors import UserError
 from irpe.train.segmentation.colours import colours_of
 from irpe.train.segmentation.config import BACKBONE, TIMM_BACKBONE, SegmenterConfig
 from irpe.train.segmentation.padding import score_padded
@@ -147,7 +148,7 @@ def _backbone_config(config: SegmenterConfig) -> Any:
     if "drop_path_rate" in own_arguments(config_class):
         arguments.setdefault("drop_path_rate", config.drop_path)
     elif config.drop_path:
-        raise ValueError(
+        raise UserError(
             f"drop_path = {config.drop_path}: {kind} has no stochastic depth to set, use 0"
         )
     if not {"out_features", "out_indices"} & set(arguments):
@@ -159,7 +160,7 @@ def _make(config_class: Any, arguments: dict[str, Any], config: SegmenterConfig)
     try:
         return config_class(**arguments)
     except _ERRORS as error:
-        raise ValueError(f"model_args {dict(config.model_args)}: {error}") from error
+        raise UserError(f"model_args {dict(config.model_args)}: {error}") from error
 
 
 def _stages(config_class: Any, arguments: dict[str, Any], config: SegmenterConfig) -> list[str]:
@@ -169,7 +170,7 @@ def _stages(config_class: Any, arguments: dict[str, Any], config: SegmenterConfi
         with torch.device("meta"):
             return AutoBackbone.from_config(made).stage_names
     except _ERRORS as error:
-        raise ValueError(f"model_args {dict(config.model_args)}: {error}") from error
+        raise UserError(f"model_args {dict(config.model_args)}: {error}") from error
 
 
 def _spread(stages: list[str]) -> list[int]:
@@ -191,7 +192,7 @@ def _probe(config: SegmenterConfig, own: Any) -> tuple[int, list[str]]:
             images = torch.empty(2, 3, *size, device="meta")
             network(pixel_values=images).logits.sum().backward()
     except _ERRORS as error:
-        raise ValueError(
+        raise UserError(
             f"model {config.model!r} with {dict(config.model_args)} does not score images of any "
             f"size: {error}; the backbones of upernet are {', '.join(BACKBONES)}, of timm those "
             "that take any size"

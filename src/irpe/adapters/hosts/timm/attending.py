@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.equipped import encoding_of
 from irpe.adapters.grids import grid_of
+from irpe.errors import UserError
 from irpe.nn.scored import Rotate
 from irpe.nn.where import Where
 
@@ -81,7 +82,7 @@ def gate_out(attention: Any, x: Tensor, z: Tensor) -> Tensor:
 def check_not_causal(is_causal: bool) -> None:
     """Raises an error for an order of tokens, which images do not have."""
     if is_causal:
-        raise ValueError("is_causal=True: tokens of an image have no order; pass attn_mask")
+        raise UserError("is_causal=True: tokens of an image have no order; pass attn_mask")
 
 
 def map_grid(attention: nn.Module, shape: Sequence[int]) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from timm.layers.mlp import Mlp
 from torch import nn
 
 from irpe.adapters.hosts.timm.tokens import TOKEN_MODELS
+from irpe.errors import MissingFileError, UserError
 from irpe.hub import cached_if_unreachable
 
 # Which arguments of `timm.create_model` a description may hold: sizes and switches, no paths.
@@ -87,9 +88,9 @@ def build_model(arguments: dict[str, Any]) -> nn.Module:
     """Returns the plain model of a description: no other argument of timm's gets through."""
     unknown = sorted(set(arguments) - _ARGUMENTS)
     if unknown:
-        raise ValueError(f"arguments {unknown} are not among {', '.join(sorted(_ARGUMENTS))}")
+        raise UserError(f"arguments {unknown} are not among {', '.join(sorted(_ARGUMENTS))}")
     if not timm.is_model(arguments["model_name"]):
-        raise ValueError(f"model_name {arguments['model_name']!r} is not a model of timm")
+        raise UserError(f"model_name {arguments['model_name']!r} is not a model of timm")
     rest = {name: value for name, value in arguments.items() if name != "model_name"}
     return create_timm_model(arguments["model_name"], rest)
 
@@ -106,23 +107,23 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
         values = arguments[size]
         for value in values if isinstance(values, list | tuple) else [values]:
             if value is not None and (type(value) is not int or value < 1):
-                raise ValueError(f"{size} = {values!r} must be a whole number of at least 1")
+                raise UserError(f"{size} = {values!r} must be a whole number of at least 1")
     try:
         with cached_if_unreachable() if pretrained else nullcontext():
             model = timm.create_model(name, pretrained, **arguments)
     except OSError as error:  # of the network, or of the hub's cache
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"the pretrained weights of {name} cannot be downloaded, and the cache of the hub does "
             f"not have them ({reason}): start from a file or a run instead"
         ) from error
     except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError) as error:
         if "divisible by num_heads" in str(error):
             raise _uneven_heads(name, arguments) from error
-        raise ValueError(f"model {name!r} with {arguments}: {error}") from error
+        raise UserError(f"model {name!r} with {arguments}: {error}") from error
     embedding: Any = getattr(model, "patch_embed", None)
     if 0 in (getattr(embedding, "grid_size", None) or ()):
-        raise ValueError(
+        raise UserError(
             f"image_size = {embedding.img_size[0]} is less than a patch of {name}, "
             f"{embedding.patch_size[0]} pixels: choose a larger image or a smaller patch_size"
         )

@@ -20,6 +20,7 @@ from irpe.adapters.hosts.timm.tokens import attentions_of, equipped_class
 from irpe.adapters.plan import Plan, Request, Site
 from irpe.core.places import Points
 from irpe.core.positions import Positions
+from irpe.errors import UserError
 
 try:
     from timm.models.naflexvit import NaFlexVit
@@ -67,16 +68,16 @@ def _measure(call: Embedded) -> InputGrid:
 
 def _check(vit: Any, request: Request) -> None:
     if request.grid is not None:
-        raise ValueError(
+        raise UserError(
             f"grid {request.grid}: NaFlexVit is given the coordinates of each patch; leave grid out"
         )
     if request.num_prefix_tokens not in (None, vit.num_prefix_tokens):
-        raise ValueError(
+        raise UserError(
             f"num_prefix_tokens {request.num_prefix_tokens}: NaFlexVit has "
             f"{vit.num_prefix_tokens} before its patches; leave it to the model"
         )
     if request.absolute != "keep":
-        raise ValueError(
+        raise UserError(
             f"absolute {request.absolute!r}: NaFlexVit resamples its absolute encoding for each "
             "image; use 'keep'"
         )

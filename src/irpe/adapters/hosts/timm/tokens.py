@@ -34,6 +34,7 @@ from irpe.adapters.hosts.timm.dropping import drops_tokens, keep_indices
 from irpe.adapters.hosts.timm.eva import RPEEvaAttention, RPERopeAttention
 from irpe.adapters.hosts.timm.vit import RPEViTAttention
 from irpe.adapters.plan import Plan, Request, Site, check_grid
+from irpe.errors import UserError
 
 # Not in older releases of timm; by module and name.
 _NEWER = [
@@ -105,7 +106,7 @@ def add_sites(found: Plan, name: str, module: nn.Module, request: Request) -> No
     has_absolute = request.requires_absolute or getattr(vit, "pos_embed", None) is not None
     if request.absolute != "keep" and has_absolute:
         if isinstance(vit, tuple(_NEWER)):
-            raise ValueError(
+            raise UserError(
                 f"absolute {request.absolute!r}: {type(vit).__qualname__} resamples its absolute "
                 "encoding from a grid of its own; use 'keep'"
             )
@@ -137,7 +138,7 @@ def _drop_own_bias(attention: Any) -> list[Change]:
 
 def _check_all_layers(request: Request) -> None:
     if request.layers is not None:
-        raise ValueError(
+        raise UserError(
             f"builtin_bias 'drop': all layers share one relative bias, so it cannot be dropped in "
             f"layers {list(request.layers)} alone; leave layers out, or use 'keep'"
         )
@@ -148,13 +149,13 @@ def _check_dropping(vit: Any, request: Request) -> None:
     if not drops_tokens(vit):
         return
     if request.grid is not None:
-        raise ValueError(
+        raise UserError(
             f"grid {request.grid}: patch_drop keeps some tokens of the grid of each input, which "
             "the model measures; leave grid out"
         )
     own, count = vit.patch_drop.num_prefix_tokens, request.num_prefix_tokens
     if count not in (None, own):
-        raise ValueError(
+        raise UserError(
             f"num_prefix_tokens {count}: patch_drop keeps the first {own} tokens and drops among "
             "the rest; leave it to the model"
         )

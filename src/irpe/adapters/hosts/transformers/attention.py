@@ -20,6 +20,7 @@ from irpe.adapters.changes import Change, Undo, set_attribute
 from irpe.adapters.equipped import encoding_of, is_equipped
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.plan import Site
+from irpe.errors import UserError
 from irpe.nn.scored import Rotate
 
 NAME = "irpe"  # of our function in the registry of transformers
@@ -83,7 +84,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 def _check_implementation(implementation: str) -> None:
     if implementation not in (*_IMPLEMENTATIONS, NAME):
-        raise ValueError(
+        raise UserError(
             f"attn_implementation {implementation!r} does not pass masks to an encoding: call "
             f"model.set_attn_implementation with one of {', '.join(_IMPLEMENTATIONS)}"
         )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from irpe.adapters.changes import Undo, set_attribute
+from irpe.errors import UserError
 
 # Attributes in which equal models can differ: passing state, and what the configuration says.
 STATE_ATTRIBUTES = {
@@ -108,9 +109,9 @@ def read_config(path: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads(file.read_text())
         calls, (name, *_) = config.pop("irpe", None), config["architectures"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{file} is damaged or of another program: {error!r}") from error
+        raise UserError(f"{file} is damaged or of another program: {error!r}") from error
     if not calls:
-        raise ValueError(
+        raise UserError(
             f"{file} names no encoding: load the model with from_pretrained, then irpe.equip it"
         )
     if isinstance(config.get("model_type"), str):
@@ -160,11 +161,11 @@ def read_tensors(
             output_loading_info=True,
         )
     except (SafetensorError, OSError, RuntimeError) as error:
-        raise ValueError(f"{path} cannot be read as a model of transformers: {error}") from error
+        raise UserError(f"{path} cannot be read as a model of transformers: {error}") from error
     fits = "its config.json" if plain is None else f"the {model_class.__qualname__} in model="
     for problem, names in report.items():
         if names:
-            raise ValueError(
+            raise UserError(
                 f"{path} does not fit {fits}: {problem.replace('_', ' ')} "
                 f"{sorted(map(str, names))[0]} and {len(names) - 1} more"
             )
@@ -194,7 +195,7 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 def _class_of(model: nn.Module) -> type[nn.Module]:
     if not isinstance(model, PreTrainedModel):
-        raise ValueError(
+        raise UserError(
             f"model= is of {type(model).__qualname__}, and the directory of a model of "
             "transformers: pass a plain model of the class that was saved"
         )
@@ -204,7 +205,7 @@ def _class_of(model: nn.Module) -> type[nn.Module]:
 def _model_class(name: str) -> Any:
     found = getattr(transformers, str(name), None)
     if not isinstance(found, type) or not issubclass(found, PreTrainedModel):
-        raise ValueError(
+        raise UserError(
             f"{name!r} is not a model of transformers {transformers.__version__}: if it is a class "
             "of your own, build the plain model and pass it, irpe.load_equipped(path, model=plain)"
         )
@@ -216,14 +217,14 @@ def _config(model_class: Any, values: dict[str, Any]) -> Any:
     try:
         return model_class.config_class.from_dict(dict(values))
     except (StrictDataclassError, AttributeError, TypeError) as error:
-        raise ValueError(f"not a configuration of {model_class.__name__}: {error}") from error
+        raise UserError(f"not a configuration of {model_class.__name__}: {error}") from error
 
 
 def _refuse_code(values: dict[str, Any]) -> None:
     """Raises an error if a configuration chooses something that may be fetched and run."""
     for name, value in values.items():
         if name.endswith("_implementation") or name in ("auto_map", "quantization_config"):
-            raise ValueError(
+            raise UserError(
                 f"{name} = {value!r} in a configuration may name code to fetch and run: remove it, "
                 "and choose it when the model is loaded"
             )

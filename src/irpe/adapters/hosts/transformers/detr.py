@@ -17,6 +17,7 @@ from irpe.adapters.grids import GridSource
 from irpe.adapters.hosts.transformers.attention import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.plan import Plan, Request
+from irpe.errors import UserError
 
 # By the class of the model: that of the layers of its encoder.
 _MODELS = {"DetrModel": "DetrEncoderLayer", "ConditionalDetrModel": "ConditionalDetrEncoderLayer"}
@@ -121,12 +122,12 @@ def _announce_map(encoder: nn.Module, source: GridSource) -> Undo:
 
 def _check(request: Request, has_sinusoid: bool) -> None:
     if request.num_prefix_tokens:
-        raise ValueError(
+        raise UserError(
             f"num_prefix_tokens {request.num_prefix_tokens}: no tokens stand before the feature "
             "map of a DETR; leave it out"
         )
     if request.absolute == "sinusoid" and has_sinusoid:
-        raise ValueError(
+        raise UserError(
             "absolute 'sinusoid': this DETR has a fixed sinusoid already; use 'keep' or 'none'"
         )
 
@@ -138,7 +139,7 @@ def _refuse_embeddings(detr: nn.Module) -> Undo:
 def _check_inputs(detr: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A hook before DETR: embeddings do not pass the module that the grid is measured at."""
     if kwargs.get("inputs_embeds") is not None:
-        raise ValueError(
+        raise UserError(
             "inputs_embeds do not have a grid of their own: pass pixel_values, or equip the model "
             "with grid=(rows, columns)"
         )

@@ -20,6 +20,7 @@ from irpe.adapters.plan import Plan, Request
 from irpe.core.grid import Grid
 from irpe.core.places import Subset
 from irpe.core.positions import Positions
+from irpe.errors import UserError
 
 
 def _image_grid(call: Embedded) -> tuple[int, ...]:
@@ -48,7 +49,7 @@ def _video_mask(call: Embedded) -> Tensor | None:
         return None
     count, wanted = mask.shape[-1], math.prod(_video_grid(call))
     if mask.ndim != 2 or count != wanted:
-        raise ValueError(
+        raise UserError(
             f"bool_masked_pos of shape {tuple(mask.shape)} does not fit a video of {wanted} "
             "patches: it is (batch, patches)"
         )
@@ -158,17 +159,17 @@ def _add_blocks(
 
 def _check(name: str, source: FollowedGrid, family: _Family, request: Request) -> None:
     if request.grid not in (None, source.grid):
-        raise ValueError(
+        raise UserError(
             f"grid {request.grid}: {name} knows the grid of each input, by its configuration "
             f"{source.grid}; leave grid out"
         )
     if request.num_prefix_tokens not in (None, family.num_prefix_tokens):
-        raise ValueError(
+        raise UserError(
             f"num_prefix_tokens {request.num_prefix_tokens}: {name} has "
             f"{family.num_prefix_tokens} before its patches; leave it to the model"
         )
     if request.absolute != "keep":
-        raise ValueError(
+        raise UserError(
             f"absolute {request.absolute!r}: the decoder of {name} distinguishes masked patches by "
             "its absolute encoding, a fixed sinusoid; use 'keep'"
         )

@@ -3,6 +3,7 @@
 from torch import nn
 
 from irpe.adapters.refusals import name_of, refusal_of
+from irpe.errors import UserError
 
 _COARSE_KEYS = "may compare its queries with keys of a coarser grid"
 _PACKED = "gets the patches of several images in one sequence, and rotates queries and keys"
@@ -55,4 +56,4 @@ def refuse_cross_attention(model: nn.Module) -> None:
     inner = [path for path, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
     prefixes = tuple(f"{path}." for path in refused)
     if inner and all(path.startswith(prefixes) for path in inner):
-        raise ValueError(refusal_of(model))
+        raise UserError(refusal_of(model))

@@ -21,6 +21,7 @@ from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.hosts.transformers.attention import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of
 from irpe.adapters.plan import Plan, Request
+from irpe.errors import UserError
 
 Map = Float[Tensor, "batch rows columns channels"]
 Scores = Float[Tensor, "batch heads query key"]
@@ -146,7 +147,7 @@ def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
 
 def _check(name: str, request: Request) -> None:
     if request.grid is not None or request.num_prefix_tokens:
-        raise ValueError(
+        raise UserError(
             f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: {name} gets "
             "maps, whose shape is the grid; leave both to the model"
         )
@@ -155,7 +156,7 @@ def _check(name: str, request: Request) -> None:
 def _replace_absolute(owner: Any, name: str, absolute: str) -> Undo:
     learned = getattr(owner, name)
     if learned is None:
-        raise ValueError(
+        raise UserError(
             f"absolute {absolute!r}: {type(owner).__name__} has no absolute encoding to replace; "
             "use 'keep'"
         )

@@ -19,6 +19,7 @@ from irpe.adapters.equipped import encoding_of
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.hosts.transformers.attention import make_site
 from irpe.adapters.plan import Plan, Request, check_window
+from irpe.errors import UserError
 
 
 class RPESwinv2SelfAttention(Swinv2SelfAttention):
@@ -148,7 +149,7 @@ def _replace_absolute(embeddings: Any, absolute: str) -> Undo:
     if embeddings.position_embeddings is not None:
         return put_absolute(embeddings, "position_embeddings", embeddings.patch_grid, absolute)
     if absolute == "sinusoid":
-        raise ValueError(
+        raise UserError(
             "absolute 'sinusoid': this Swin transformer has no absolute encoding to replace; use "
             "'keep' or 'none'"
         )

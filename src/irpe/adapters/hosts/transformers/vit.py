@@ -26,6 +26,7 @@ from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.plan import Plan, Request
 from irpe.core.places import Points
 from irpe.core.positions import Positions
+from irpe.errors import UserError
 
 
 class _Rotation:
@@ -225,13 +226,13 @@ def _check(vit: nn.Module, embeddings: Any, tower: _Tower, request: Request) -> 
     if request.absolute == "keep":
         return
     if tower.suffix is not None:
-        raise ValueError(
+        raise UserError(
             f"absolute {request.absolute!r}: the absolute encoding of {name} is that of its "
             f"{tower.suffix.replace('_', ' ')} too; use 'keep'"
         )
     has_none = tower.position is None or getattr(embeddings, tower.position) is None
     if has_none and request.requires_absolute:
-        raise ValueError(
+        raise UserError(
             f"absolute {request.absolute!r}: {name} has no absolute encoding to replace; use 'keep'"
         )
 
@@ -268,7 +269,7 @@ class CheckShapes:
         others = [tuple(shape) for shape in shapes.tolist() if tuple(shape) != grid]
         if others or patches.shape[1] != grid[0] * grid[1]:
             shape = others[0] if others else f"{patches.shape[1]} patches, with padding"
-            raise ValueError(
+            raise UserError(
                 f"an image of {shape}: the model was equipped with grid={grid} for all images; "
                 "resize them to it, with max_num_patches as many as the grid has"
             )

@@ -11,6 +11,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
+from irpe.errors import UserError
 from irpe.train.detection.annotations.listing import (
     SIDE_RULE,
     Listing,
@@ -82,10 +83,10 @@ def _load(path: Path) -> dict[str, list[Any]]:
         check_regular(path)
         raw: Any = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, or not JSON: {error}") from error
+        raise UserError(f"{path} is damaged, or not JSON: {error}") from error
     content = _read_fields(raw, _FILE, str(path))
     if not content["images"]:
-        raise ValueError(f"{path} lists no images")
+        raise UserError(f"{path} lists no images")
     return content
 
 
@@ -95,15 +96,15 @@ def _read_fields(entry: Any, fields: Sequence[_Field], where: str) -> dict[str, 
     for field in fields:
         value = entry.get(field.key, field.default) if isinstance(entry, dict) else _MISSING
         if value is _MISSING:
-            raise ValueError(f"{where} has no {field.key!r}")
+            raise UserError(f"{where} has no {field.key!r}")
         is_bool = field.kind is int and isinstance(value, bool)
         if is_bool or not isinstance(value, field.kind):
             kind = field.kind.__name__
-            raise ValueError(
+            raise UserError(
                 f"{where}: {field.key!r} is {shortened(value)}, which is not of type {kind}"
             )
         if not field.is_valid(value):
-            raise ValueError(
+            raise UserError(
                 f"{where}: {field.key!r} is {shortened(value)}; it must be {field.rule}"
             )
         values[field.key] = value
@@ -116,7 +117,7 @@ def _by_id(entries: list[Any], kind: str, path: Path) -> dict[int, Any]:
     for index, entry in enumerate(entries):
         key = _read_fields(entry, _ID, f"{path}: entry {index} of the {kind}s")["id"]
         if key in found:
-            raise ValueError(f"{path}: {kind} id {key} occurs twice; each needs an id of its own")
+            raise UserError(f"{path}: {kind} id {key} occurs twice; each needs an id of its own")
         found[key] = entry
     return found
 
@@ -130,7 +131,7 @@ def _read_categories(entries: list[Any], path: Path) -> dict[int, str]:
     repeated = [name for name, times in Counter(names.values()).items() if times > 1]
     if repeated or not names:
         wrong = f"more than one category {repeated[0]!r}" if repeated else "no categories"
-        raise ValueError(f"{path} has {wrong}")
+        raise UserError(f"{path} has {wrong}")
     return names
 
 
@@ -172,9 +173,9 @@ def _read_annotations(
         annotation = _read_fields(entry, _ANNOTATION, where)
         image = by_id.get(annotation["image_id"])
         if image is None:
-            raise ValueError(f"{where} is of image {annotation['image_id']}, which is not listed")
+            raise UserError(f"{where} is of image {annotation['image_id']}, which is not listed")
         if annotation["category_id"] not in names:
-            raise ValueError(
+            raise UserError(
                 f"{where} has category {annotation['category_id']}, which is not listed"
             )
         box = annotation["bbox"]

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from irpe.errors import MissingFileError, UserError
+
 
 def find_annotations(data: str, split: str) -> tuple[Path, Path | None]:
     """Returns the annotation file of a split, and COCO's folder of images; Pascal VOC has none.
@@ -14,7 +16,7 @@ def find_annotations(data: str, split: str) -> tuple[Path, Path | None]:
     """
     folder = Path(data)
     if not folder.is_dir():
-        raise FileNotFoundError(f"data {data!r} is not a folder")
+        raise MissingFileError(f"data {data!r} is not a folder")
     coco = {_coco_name(path): path for path in (folder / "annotations").glob("instances_*.json")}
     voc = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt")}
     if bool(coco) == bool(voc):
@@ -39,9 +41,9 @@ def _choose(split: str, fitting: list[str], paths: dict[str, Path]) -> str:
     folder = next(iter(paths.values())).parent
     if not fitting:
         names = ", ".join(sorted(paths))
-        raise FileNotFoundError(f"{folder} has no split {split!r}; it has {names}")
+        raise MissingFileError(f"{folder} has no split {split!r}; it has {names}")
     names = ", ".join(sorted(paths[name].name for name in fitting))
-    raise ValueError(f"{folder} has several files for the split {split!r}: {names}; keep one")
+    raise UserError(f"{folder} has several files for the split {split!r}: {names}; keep one")
 
 
 def _coco_images(folder: Path, name: str) -> Path:
@@ -50,4 +52,4 @@ def _coco_images(folder: Path, name: str) -> Path:
         if candidate.is_dir():
             return candidate
     looked_for = ", ".join(f"{candidate}/" for candidate in candidates)
-    raise FileNotFoundError(f"there are no images of {name}: looked for {looked_for}")
+    raise MissingFileError(f"there are no images of {name}: looked for {looked_for}")

@@ -9,6 +9,8 @@ from pathlib import Path, PurePosixPath
 from struct import pack, unpack
 from typing import Any
 
+from irpe.errors import MissingFileError
+
 MAX_SIDE = 10**6  # pixels: no reader of images takes more, and boxes in float32 stay exact
 SIDE_RULE = f"an integer from 1 to {MAX_SIDE}"
 
@@ -91,7 +93,7 @@ def check_files(folder: Path, images: Sequence[dict[str, Any]], path: Path) -> N
     missing = [k for k, name in enumerate(paths) if name.name not in found[name.parent]]
     if missing:
         first = images[missing[0]]
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{len(missing)} of the {len(images)} images of {path} are not in {folder}; the first "
             f"is {first['file_name']} (image id {first['id']}): add the files, or take the images "
             "out of the list"

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from irpe.errors import UserError
 from irpe.train.detection.annotations.coco import read_coco
 from irpe.train.detection.annotations.layout import find_annotations
 from irpe.train.detection.annotations.listing import Listing, clip_box
@@ -71,7 +72,7 @@ class BoxSource:
         except UNREADABLE as error:
             raise BrokenImageError(f"{name} cannot be read: {error}") from error
         if image.size != size:
-            raise ValueError(
+            raise UserError(
                 f"{name} has {image.size[0]} x {image.size[1]} pixels, but {self.listing.path} "
                 f"says {size[0]} x {size[1]}: its boxes belong to another image"
             )
@@ -93,7 +94,7 @@ class BoxSource:
     def first(self, count: int) -> "BoxSource":
         """Returns a source of the first images only, all where there are fewer."""
         if count < 1:
-            raise ValueError(f"the first {count} images cannot be taken; take 1 or more")
+            raise UserError(f"the first {count} images cannot be taken; take 1 or more")
         images = self.content["images"][:count]
         ids = {image["id"] for image in images}
         annotations = [a for a in self.content["annotations"] if a["image_id"] in ids]

@@ -16,6 +16,7 @@ from reprlib import repr as shortened
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+from irpe.errors import MissingFileError, UserError
 from irpe.train.detection.annotations.listing import (
     MAX_SIDE,
     SIDE_RULE,
@@ -66,7 +67,7 @@ def read_voc(data: Path, path: Path, classes: Sequence[str] | None) -> Listing:
 def _files(folder: Path) -> dict[str, str]:
     """Returns the image files of a folder by their names without the ending."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is missing; Pascal VOC has its images there")
+        raise MissingFileError(f"{folder} is missing; Pascal VOC has its images there")
     return files_by_name(folder)
 
 
@@ -90,25 +91,25 @@ def _parse(path: Path, listed_in: Path) -> Any:
         check_regular(path)
         data = path.read_bytes()
         if b"\0" in data or b"<!DOCTYPE" in data:  # 16-bit characters would hide the latter
-            raise ValueError("a document type and 16-bit characters are refused")
+            raise UserError("a document type and 16-bit characters are refused")
         return ElementTree.fromstring(data)
     except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path} is missing, but {listed_in} lists its image") from error
+        raise MissingFileError(f"{path} is missing, but {listed_in} lists its image") from error
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        raise ValueError(f"{path} is damaged, or not XML: {error}") from error
+        raise UserError(f"{path} is damaged, or not XML: {error}") from error
 
 
 def _size(root: Any, tag: str, path: Path) -> int:
     text = _text(root, tag, str(path))
     if not (text.isdecimal() and len(text) <= len(str(MAX_SIDE)) and is_side(int(text))):
-        raise ValueError(f"{path}: {tag} is {shortened(text)}; it must be {SIDE_RULE}")
+        raise UserError(f"{path}: {tag} is {shortened(text)}; it must be {SIDE_RULE}")
     return int(text)
 
 
 def _text(element: Any, tag: str, where: str) -> str:
     text = element.findtext(tag)
     if text is None:
-        raise ValueError(f"{where} has no {tag}")
+        raise UserError(f"{where} has no {tag}")
     return text.strip()
 
 
@@ -119,7 +120,7 @@ def _object(element: Any, where: str) -> _Object:
     difficult = (element.findtext("difficult") or "0").strip()
     if not name or difficult not in ("0", "1"):
         wrong = f"difficult is {difficult!r}; it must be 0 or 1" if name else "it has no name"
-        raise ValueError(f"{where}: {wrong}")
+        raise UserError(f"{where}: {wrong}")
     return _Object(where, name, [x1, y1, x2 - x1, y2 - y1], difficult == "1")
 
 
@@ -134,7 +135,7 @@ def _classes(objects: list[list[_Object]], classes: Sequence[str] | None, path: 
     if classes is None:
         names = sorted({each.name for inside in objects for each in inside})
         if not names:
-            raise ValueError(f"none of the {len(objects)} images of {path} has an object in it")
+            raise UserError(f"none of the {len(objects)} images of {path} has an object in it")
         return names
     for each in (each for inside in objects for each in inside):
         if each.name not in classes:

@@ -6,6 +6,7 @@ Of the label values, 1 to 150 are classes and 0 is ignored. Their names are in o
 from collections.abc import Sequence
 from pathlib import Path
 
+from irpe.errors import UserError
 from irpe.train.image_lists import read_lines
 from irpe.train.segmentation.labels.listing import (
     IGNORED,
@@ -47,7 +48,7 @@ def _own_names(path: Path) -> list[str]:
         return [str(value) for value in range(1, NUM_CLASSES + 1)]
     names = [line.split("\t")[-1].split(",")[0].strip() for line in read_lines(path)[1:]]
     if len(names) != NUM_CLASSES:
-        raise ValueError(
+        raise UserError(
             f"{path} has {len(names)} lines after its heading, not {NUM_CLASSES}: restore it, "
             "remove it, or name the classes with --class-names"
         )

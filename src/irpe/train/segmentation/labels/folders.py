@@ -6,6 +6,7 @@ The classes are the label values from 0 on, without the ignored one.
 from collections.abc import Sequence
 from pathlib import Path
 
+from irpe.errors import UserError
 from irpe.train.segmentation.labels.listing import (
     IGNORED,
     MOST_CLASSES,
@@ -43,5 +44,5 @@ def list_folders(pairs: Sequence[Pair], classes: Sequence[str], ignore_label: in
 def class_values(count: int, ignore_label: int) -> list[int]:
     """Returns the label values of some classes: from 0 on, without the ignored one."""
     if not 2 <= count <= MOST_CLASSES:
-        raise ValueError(f"there are {count} classes: from 2 to {MOST_CLASSES} are possible")
+        raise UserError(f"there are {count} classes: from 2 to {MOST_CLASSES} are possible")
     return [value for value in range(count + 1) if value != ignore_label][:count]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int16
 
+from irpe.errors import MissingFileError, UserError
 from irpe.train.image_lists import files_by_name
 
 IGNORED = 255  # the class of pixels that are neither trained on nor scored, in every layout
@@ -67,7 +68,7 @@ def choose_names(given: Sequence[str], own: Sequence[str], layout: str) -> Seque
         layout: What to call it.
     """
     if given and len(given) != len(own):
-        raise ValueError(
+        raise UserError(
             f"{len(given)} names of classes were given, but {layout} has {len(own)} classes"
         )
     return given or own
@@ -88,17 +89,17 @@ def check_pairs(
         folders: Where the images and the label maps are.
     """
     if not images:
-        raise FileNotFoundError(f"{folders[0]} has no images")
+        raise MissingFileError(f"{folders[0]} has no images")
     alone = [name for name in images if name not in labels]
     if alone:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{len(alone)} of the {len(images)} images in {folders[0]} have no label map in "
             f"{folders[1]}; the first is {images[alone[0]].name}, which needs {label_of(alone[0])}:"
             " add it, or remove the image"
         )
     alone = [name for name in labels if name not in images]
     if alone:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{len(alone)} of the {len(labels)} label maps in {folders[1]} have no image in "
             f"{folders[0]}; the first is {labels[alone[0]].name}: add the image, or remove the "
             "label map"
@@ -109,7 +110,7 @@ def check_pairs(
 def pair_folders(images: Path, labels: Path) -> list[Pair]:
     """Returns the images of a folder with the label maps of the same names in another one."""
     if not labels.is_dir():
-        raise FileNotFoundError(f"{labels} is missing; the label maps of {images} belong there")
+        raise MissingFileError(f"{labels} is missing; the label maps of {images} belong there")
     return check_pairs(
         {name: images / file for name, file in files_by_name(images).items()},
         {name: labels / file for name, file in files_by_name(labels, (".png",)).items()},

@@ -7,6 +7,7 @@ colour images, the palette's colours are mapped back to label values.
 from collections.abc import Sequence
 from pathlib import Path
 
+from irpe.errors import MissingFileError
 from irpe.train.image_lists import files_by_name, read_names
 from irpe.train.segmentation.labels.listing import (
     IGNORED,
@@ -40,13 +41,13 @@ def list_pascal(data: Path, split: str, names: Sequence[str]) -> LabelListing:
     images, labels = data / "JPEGImages", data / "SegmentationClass"
     for folder in (images, labels):
         if not folder.is_dir():
-            raise FileNotFoundError(f"{folder} is missing; Pascal VOC's layout has it")
+            raise MissingFileError(f"{folder} is missing; Pascal VOC's layout has it")
     listed = read_names(path, "segmentation")
     found = files_by_name(images), files_by_name(labels, (".png",))
     for name in listed:
         for folder, files in zip((images, labels), found, strict=True):
             if name not in files:
-                raise FileNotFoundError(
+                raise MissingFileError(
                     f"{folder} has no file for {name}, which {path} lists: add it, or take the "
                     "name out of the list"
                 )

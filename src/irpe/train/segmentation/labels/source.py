@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
+from irpe.errors import MissingFileError, UserError
 from irpe.progress import NO_PROGRESS, Progress, track
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular, convert_mode
 from irpe.train.image_lists import held_out_indices, read_lines
@@ -89,7 +90,7 @@ def open_pixels(
     """
     folder = Path(data)
     if not folder.is_dir():
-        raise FileNotFoundError(f"data {data!r} is not a folder")
+        raise MissingFileError(f"data {data!r} is not a folder")
     names = list(classes) or (read_class_names(Path(class_names)) if class_names else [])
     layouts: dict[str, tuple[Any, Callable[[str], LabelListing]]] = {
         "Cityscapes": (cityscapes, lambda s: cityscapes.list_cityscapes(folder, s, names)),
@@ -105,12 +106,12 @@ def open_pixels(
         if not splits:
             continue
         if name != "own" and ignore_label != IGNORED:
-            raise ValueError(
+            raise UserError(
                 f"ignore_label = {ignore_label} is for folders in the library's own layout: {data} "
                 f"is in that of {name}, which says itself what is ignored; leave it out"
             )
         return LabelledPixels(list_split(_choose_split(split, splits, folder)))
-    raise FileNotFoundError(
+    raise MissingFileError(
         f"{data} is in none of the layouts images/SPLIT and labels/SPLIT, Cityscapes "
         "(leftImg8bit/SPLIT and gtFine/SPLIT), ADE20K (images/SPLIT and annotations/SPLIT) or "
         "Pascal VOC (ImageSets/Segmentation/SPLIT.txt, JPEGImages and SegmentationClass)"
@@ -120,12 +121,12 @@ def open_pixels(
 def read_class_names(path: Path) -> list[str]:
     """Returns the names of classes in a text file, one in each line."""
     if not path.is_file():
-        raise FileNotFoundError(f"class_names {str(path)!r} does not exist")
+        raise MissingFileError(f"class_names {str(path)!r} does not exist")
     names = read_lines(path)
     double = sorted({name for name in names if names.count(name) > 1})
     if double or len(names) < 2:
         fault = f"has {double[0]!r} twice" if double else f"has {len(names)} lines"
-        raise ValueError(f"{path} {fault}: it needs a different name for each of the classes")
+        raise UserError(f"{path} {fault}: it needs a different name for each of the classes")
     return names
 
 
@@ -133,7 +134,7 @@ def _choose_split(split: str, splits: list[str], folder: Path) -> str:
     for name in (split, ade20k.SPLITS.get(split)):
         if name in splits:
             return name
-    raise FileNotFoundError(f"{folder} has no split {split!r}; it has {', '.join(splits)}")
+    raise MissingFileError(f"{folder} has no split {split!r}; it has {', '.join(splits)}")
 
 
 def _list_own(
@@ -189,12 +190,12 @@ def _read_values(path: Path, palette: Any) -> Any:
     if mode == "RGB" and palette:
         return _from_colours(pixels, palette, path)
     if mode not in _ONE_CHANNEL:
-        raise ValueError(
+        raise UserError(
             f"{path} is a colour image (Pillow's mode {mode}), not a label map: save it with one "
             "channel, whose values are the classes"
         )
     if pixels.size and not 0 <= pixels.min() <= pixels.max() <= IGNORED:
-        raise ValueError(
+        raise UserError(
             f"{path} has the label value {pixels.max()}: label values are from 0 to {IGNORED}"
         )
     return pixels.astype(np.uint8)
@@ -206,7 +207,7 @@ def _from_colours(pixels: Any, palette: Any, path: Path) -> Any:
     found, indices = np.unique(codes, return_inverse=True)
     unknown = [code for code in found.tolist() if code not in table]
     if unknown:
-        raise ValueError(
+        raise UserError(
             f"{path} has the colour #{unknown[0]:06x}, which is not in Pascal VOC's palette: save "
             "it with one channel, whose values are the classes"
         )
@@ -217,7 +218,7 @@ def _from_colours(pixels: Any, palette: Any, path: Path) -> Any:
 def _check_sizes(pair: Pair, size: tuple[int, int], values: Any) -> None:
     rows, columns = values.shape
     if size != (columns, rows):
-        raise ValueError(
+        raise UserError(
             f"{pair.image} has {size[0]} x {size[1]} pixels, its label map {pair.labels} "
             f"{columns} x {rows}: both need the same size"
         )
