@@ -2,6 +2,8 @@
 
 import os
 import stat
+import threading
+import time
 
 import pytest
 import torch
@@ -9,10 +11,10 @@ from safetensors.torch import save_file
 
 from irpe.files import (
     check_writable,
+    locked,
     read_safetensors,
     to_safetensors,
     write_text,
-    write_together,
     write_whole,
 )
 
@@ -31,13 +33,95 @@ def test_a_failed_write_leaves_the_file_before(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_file_is_replaced_and_has_the_usual_rights(tmp_path):
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture
+def umask():
+    before = os.umask(0o027)
+    yield 0o027
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("umask")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o666, 0o755], ids=oct)
+def test_a_file_keeps_its_mode_and_is_never_more_open_meanwhile(tmp_path, mode):
+    path, modes = tmp_path / "file", []
+    path.write_text("before")
+    path.chmod(mode)
+
+    def write(file):
+        modes.append(mode_of(tmp_path / file.name))
+        file.write(b"after")
+
+    write_whole(path, write)
+    assert (path.read_text(), mode_of(path)) == ("after", mode)
+    assert modes == [mode & 0o750]
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_new_file_has_the_mode_of_any_other_or_of_one_that_is_named(tmp_path, umask, monkeypatch):
+    monkeypatch.delattr(os, "umask")  # of all threads of the process, for a moment
+    write_text(tmp_path / "file", "text")
+    assert mode_of(tmp_path / "file") == 0o666 & ~umask
+    (tmp_path / "file").chmod(0o600)
+    write_text(tmp_path / "new", "text", like=tmp_path / "file")
+    assert mode_of(tmp_path / "new") == 0o600
+    write_text(tmp_path / "other", "text", like=tmp_path / "none")
+    assert mode_of(tmp_path / "other") == 0o666 & ~umask
+    monkeypatch.undo()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_what_root_replaces_keeps_its_owner(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
-    rights = path.stat().st_mode
+    os.chown(path, 12345, 54321)
     write_text(path, "after")
-    assert (path.read_text(), path.stat().st_mode) == ("after", rights)
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    assert (path.stat().st_uid, path.stat().st_gid) == (12345, 54321)
+
+
+def test_a_lock_lets_one_thread_at_a_time_in_and_leaves_nothing(tmp_path):
+    inside, most = 0, []
+
+    def work():
+        nonlocal inside
+        for _ in range(20):
+            with locked(tmp_path / ".lock"):
+                inside += 1
+                time.sleep(0.0005)
+                most.append(inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 80
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_lock_of_a_dead_process_is_free(tmp_path):
+    child = os.fork()
+    if child == 0:
+        with locked(tmp_path / ".lock"):
+            os._exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert os.listdir(tmp_path) == [".lock"]
+    with locked(tmp_path / ".lock"):
+        pass
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_locks_there_is_a_warning(tmp_path, monkeypatch):
+    def refuse(*arguments):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.warns(UserWarning, match="cannot be locked"), locked(tmp_path / ".lock"):
+        pass
 
 
 def test_tensors_are_read_or_the_damaged_file_is_named(tmp_path):
@@ -141,15 +225,3 @@ def test_errors_name_the_file_and_not_a_hidden_one(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=f"File name too long: '{tmp_path}/n+'"):
         write_text(tmp_path / ("n" * 250), "text")
     assert os.listdir(tmp_path) == []
-
-
-def test_files_that_belong_together_are_all_replaced_or_none(tmp_path):
-    def fail(file):
-        raise OSError(28, "No space left on device")
-
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.write_text("before")
-    with pytest.raises(OSError, match=r"No space left on device: .*two"):
-        write_together({one: lambda file: file.write(b"after"), two: fail})
-    assert one.read_text() == "before"
-    assert os.listdir(tmp_path) == ["one"]

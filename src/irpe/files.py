@@ -3,13 +3,14 @@
 import hashlib
 import json
 import os
+import secrets
+import stat
 import struct
-import tempfile
 import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -47,52 +48,92 @@ def free_name(path: Path, *parts: str) -> Path:
     return next(each for each in chain([named], numbered) if not each.exists())
 
 
-def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+def write_whole(
+    path: Path, write: Callable[[BinaryIO], object], *, like: Path | None = None
+) -> None:
     """Writes a file beside its path and moves it there once all of it is on the disk.
+
+    What is replaced keeps its mode and, where that is permitted, its owner and group.
 
     Args:
         path: The file; a symbolic link is followed.
         write: Writes the content.
+        like: An existing file whose mode, owner and group a new file takes.
     """
-    write_together({path: write})
+    target = _target(path)
+    hidden = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    with _errors_about(path):
+        old = next((each.stat() for each in (target, like) if each and each.is_file()), None)
+        mode = 0o666 if old is None else stat.S_IMODE(old.st_mode)
+        try:
+            # The system takes the umask off the mode: no more than the old mode at any moment.
+            with open(hidden, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+                write(file)
+                file.flush()
+                if old is not None and os.name == "posix":
+                    with suppress(PermissionError):  # only root may give a file away
+                        os.chown(hidden, old.st_uid, old.st_gid)
+                    os.chmod(hidden, mode)
+                os.fsync(file.fileno())
+            move(hidden, path)
+        finally:
+            hidden.unlink(missing_ok=True)
 
 
-def write_together(contents: Mapping[Path, Callable[[BinaryIO], object]]) -> None:
-    """Writes files, each whole or not at all; none is replaced before all are on the disk.
+def move(source: Path, path: Path) -> None:
+    """Replaces a file, or what it links to, with another one of the same folder."""
+    target = _target(path)
+    with _errors_about(path):
+        os.replace(source, target)
+        if os.name != "posix":
+            return
+        directory = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+@contextmanager
+def locked(path: Path) -> Generator[None]:
+    """Holds a lock against other processes and threads; waits for the one that holds it.
+
+    The system releases it when its process ends, however that ends. Where a file system refuses
+    locks, there is a warning.
 
     Args:
-        contents: What writes the content of each file; symbolic links are followed.
+        path: The lock's own file, which exists while the lock is held.
     """
-    written: dict[str, Path] = {}
-    try:
-        for path, write in contents.items():
-            with _errors_about(path):
-                target = _target(path)
-                handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-                written[name] = target
-                with os.fdopen(handle, "wb") as file:
-                    write(file)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.chmod(name, 0o666 & ~_umask())
-        for path, (name, target) in zip(contents, written.items(), strict=True):
-            with _errors_about(path):
-                os.replace(name, target)
-    finally:
-        for name in written:
-            Path(name).unlink(missing_ok=True)
-    for folder in {target.parent for target in written.values()}:
-        _sync_directory(folder)
+    with ExitStack() as stack:
+        while True:
+            with _errors_about(path.parent):
+                file = stack.enter_context(path.open("wb"))
+            try:
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except (ImportError, OSError) as error:
+                warnings.warn(
+                    f"{path.parent} cannot be locked ({error}): write to it from one process at a "
+                    "time",
+                    stacklevel=4,
+                )
+                break
+            with suppress(FileNotFoundError):  # who held it before has removed the file
+                if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                    break
+        stack.callback(path.unlink, missing_ok=True)
+        yield
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, like: Path | None = None) -> None:
     """Writes a file, whole or not at all."""
-    write_whole(path, lambda file: file.write(content))
+    write_whole(path, lambda file: file.write(content), like=like)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, like: Path | None = None) -> None:
     """Writes a text file, whole or not at all."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), like=like)
 
 
 def to_safetensors(tensors: "Mapping[str, Tensor]") -> bytes:
@@ -229,19 +270,3 @@ def _errors_about(path: Path) -> Generator[None]:
 
 def _json_checksum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_directory(path: Path) -> None:
-    if os.name != "posix":
-        return
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

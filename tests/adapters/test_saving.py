@@ -3,7 +3,10 @@ import os
 import pickle
 import random
 import re
+import stat
+import threading
 import warnings
+from contextlib import contextmanager
 
 import pytest
 import safetensors.torch
@@ -22,7 +25,7 @@ from torch import nn
 
 import irpe
 from irpe.adapters.equipped import equipment_of
-from irpe.files import tensor_checksum, to_json, to_safetensors, write_together
+from irpe.files import tensor_checksum, to_json, to_safetensors
 
 SPEC = "product-contextual-k"
 FILES = ["irpe.json", "model.safetensors"]
@@ -278,14 +281,41 @@ FOREIGN = {
 }
 
 
+BESIDE = {
+    "nothing": None,
+    "an empty object": "{}",
+    "of another program": '{"architectures": ["ViTModel"]}',
+    "ours": ...,
+}
+
+
 @pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
-def test_tensors_of_another_program_are_not_overwritten(tmp_path, content):
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "model.safetensors").write_bytes(content)
-    with pytest.raises(FileExistsError, match="theirs exists and is not an equipped model"):
-        irpe.save_equipped(equipped(make_vit, {}), tmp_path / "theirs")
-    assert (tmp_path / "theirs" / "model.safetensors").read_bytes() == content
-    assert os.listdir(tmp_path / "theirs") == ["model.safetensors"]
+@pytest.mark.parametrize("beside", BESIDE.values(), ids=BESIDE)
+def test_tensors_of_another_program_are_not_overwritten(saved, content, beside):
+    path, model = saved
+    (path / "model.safetensors").write_bytes(content)
+    if beside is None:
+        (path / "irpe.json").unlink()
+    elif beside is not ...:
+        (path / "irpe.json").write_text(beside)
+    before = {file.name: file.read_bytes() for file in path.iterdir()}
+    with pytest.raises(FileExistsError, match="model exists and is not an equipped model"):
+        irpe.save_equipped(model, path)
+    assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+
+def test_a_folder_with_names_like_ours_is_not_overwritten(tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(FileExistsError):
+        irpe.save_equipped(equipped(make_vit, {}), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "a" * 63, 5, ["a"], ""], ids=str)
+def test_a_checksum_is_one_or_the_description_is_damaged(saved, name):
+    path, _ = saved
+    change_description(path, tensors=name)
+    with pytest.raises(ValueError, match=r"irpe\.json is damaged"):
+        irpe.load_equipped(path)
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["there", "dangling"])
@@ -343,18 +373,195 @@ def test_folders_that_cannot_be_made_leave_none(tmp_path, monkeypatch):
 def fail_at(monkeypatch, step):
     """Makes one of the steps of a save fail half-way."""
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         raise OSError("the disk is full")
 
-    def write(contents):
-        files = list(contents)
-        failing = files[step == "description"]
-        write_together({**contents, failing: lambda file: fail(file.write(b"half"))})
+    name = {"tensors": "write_bytes", "description": "write_text", "first rename": "move"}[step]
+    monkeypatch.setattr(f"irpe.{'files' if name == 'move' else 'adapters.saving'}.{name}", fail)
 
-    if step == "first rename":
-        monkeypatch.setattr(os, "replace", fail)
+
+def other():
+    return equipped(make_vit, {"spec": "cross-bias-k"})
+
+
+def interrupt_at(monkeypatch, number, when, die=False):
+    """Interrupts, or kills, the process before or after the replacement of that number."""
+    replace, done = os.replace, []
+
+    def stop(moment):
+        if (len(done), moment) == (number, when):
+            if die:
+                os._exit(7)
+            raise KeyboardInterrupt
+
+    def interrupted(*paths):
+        done.append(paths)
+        stop("before")
+        replace(*paths)
+        stop("after")
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    return done
+
+
+@contextmanager
+def interrupted(number, when):
+    """What is run in it is interrupted."""
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, number, when)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def test_a_save_makes_three_replacements(saved, monkeypatch):
+    done = interrupt_at(monkeypatch, None, None)
+    irpe.save_equipped(other(), saved[0])
+    assert len(done) == 3
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_an_interrupted_save_leaves_the_old_model_or_the_new_one(saved, number, when):
+    path, old = saved
+    with interrupted(number, when):
+        irpe.save_equipped(other(), path)
+    is_new = number == 3 or (number, when) == (2, "after")
+    assert_equal(irpe.load_equipped(path), other() if is_new else old, images())
+    assert len(os.listdir(path)) == 2 + ((number, when) in [(2, "after"), (3, "before")])
+    irpe.save_equipped(third := equipped(make_vit, {"absolute": "none"}), path)
+    assert sorted(os.listdir(path)) == FILES
+    assert_equal(irpe.load_equipped(path), third, images())
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_an_interrupted_first_save_leaves_nothing_or_the_model(tmp_path, number, when):
+    with interrupted(number, when):
+        irpe.save_equipped(other(), tmp_path / "model")
+    if number == 3 or (number, when) == (2, "after"):
+        assert_equal(irpe.load_equipped(tmp_path / "model"), other(), images())
     else:
-        monkeypatch.setattr("irpe.adapters.saving.write_together", write)
+        assert os.listdir(tmp_path) == []
+    irpe.save_equipped(other(), tmp_path / "model")
+    assert sorted(os.listdir(tmp_path / "model")) == FILES
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_save_over_an_interrupted_one_may_be_interrupted(saved, number):
+    path, _ = saved
+    for count in (3, number):  # the first leaves its tensors in the hidden file
+        with interrupted(count, "before"):
+            irpe.save_equipped(other(), path)
+        assert_equal(irpe.load_equipped(path), other(), images())
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_killed_save_leaves_a_model_and_the_next_one_tidies_up(saved, monkeypatch, number):
+    path, old = saved
+    child = os.fork()
+    if child == 0:  # its end is sudden: no handler runs, no file is removed
+        try:
+            interrupt_at(monkeypatch, number, "before", die=True)
+            irpe.save_equipped(other(), path)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert len(os.listdir(path)) > 2
+    assert_equal(irpe.load_equipped(path), other() if number == 3 else old, images())
+    irpe.save_equipped(other(), path)
+    assert sorted(os.listdir(path)) == FILES
+
+
+def test_tensors_that_are_hidden_are_found_through_a_link(saved, tmp_path):
+    path, _ = saved
+    (tmp_path / "elsewhere").mkdir()
+    (path / "model.safetensors").rename(tmp_path / "elsewhere/tensors")
+    (path / "model.safetensors").symlink_to("../elsewhere/tensors")
+    with interrupted(3, "before"):
+        irpe.save_equipped(other(), path)
+    assert_equal(irpe.load_equipped(path), other(), images())
+    irpe.save_equipped(other(), path)
+    assert os.listdir(tmp_path / "elsewhere") == ["tensors"]
+    assert_equal(irpe.load_equipped(path), other(), images())
+
+
+def test_a_model_that_is_replaced_can_be_loaded_at_any_moment(saved, monkeypatch):
+    path, old = saved
+    replace, loaded = os.replace, []
+
+    def load_then_replace(*paths):
+        loaded.append(irpe.load_equipped(path))
+        replace(*paths)
+
+    monkeypatch.setattr(os, "replace", load_then_replace)
+    irpe.save_equipped(other(), path)
+    for model, expected in zip(loaded, [old, old, other()], strict=True):
+        assert_equal(model, expected, images())
+
+
+def test_a_model_that_is_replaced_while_it_is_loaded_is_read_again(saved, monkeypatch):
+    path, _ = saved
+    read = irpe.adapters.saving._read_tensors
+
+    def save_then_read(*arguments):
+        monkeypatch.undo()
+        irpe.save_equipped(other(), path)
+        return read(*arguments)
+
+    monkeypatch.setattr("irpe.adapters.saving._read_tensors", save_then_read)
+    assert_equal(irpe.load_equipped(path), other(), images())
+
+
+def test_of_two_writers_at_one_moment_the_second_waits(saved, monkeypatch):
+    """The one that began first stops between its replacements until the other has begun."""
+    path, _ = saved
+    replace, first, errors = os.replace, threading.get_ident(), []
+
+    def save():
+        try:
+            irpe.save_equipped(equipped(make_vit, {"absolute": "none"}), path)
+        except Exception as error:
+            errors.append(error)
+
+    second = threading.Thread(target=save)
+
+    def replace_slowly(source, target):
+        replace(source, target)
+        if threading.get_ident() == first and os.path.basename(target) == "irpe.json":
+            second.start()
+            second.join(timeout=3)
+            assert second.is_alive()
+
+    monkeypatch.setattr(os, "replace", replace_slowly)
+    irpe.save_equipped(other(), path)
+    second.join()
+    assert not errors
+    assert sorted(os.listdir(path)) == FILES
+    assert_equal(irpe.load_equipped(path), equipped(make_vit, {"absolute": "none"}), images())
+
+
+MODES = [0o600, 0o640, 0o666]
+
+
+@pytest.mark.parametrize("mode", MODES, ids=oct)
+@pytest.mark.parametrize("missing", [None, *FILES])
+def test_files_take_the_mode_of_the_old_save(saved, mode, missing):
+    path, _ = saved
+    for name in FILES:
+        (path / name).chmod(mode)
+    if missing is not None:
+        (path / missing).unlink()
+    irpe.save_equipped(other(), path)
+    assert {stat.S_IMODE((path / name).stat().st_mode) for name in FILES} == {mode}
+
+
+def test_hidden_tensors_have_the_mode_of_the_old_save(saved):
+    path, _ = saved
+    (path / "model.safetensors").chmod(0o600)
+    with interrupted(3, "before"):
+        irpe.save_equipped(other(), path)
+    (hidden,) = {*os.listdir(path)} - {*FILES}
+    assert stat.S_IMODE((path / hidden).stat().st_mode) == 0o600
 
 
 def test_a_plain_model_is_not_saved(tmp_path):
@@ -446,6 +653,16 @@ BAD_EQUIPMENT = {
     "a wrong choice": [{**CALL, "absolute": "learned"}],
     "a wrong layer": [{**CALL, "layers": [7]}],
     "a grid that is none": [{**CALL, "grid": 5}],
+    "a grid of text": [{**CALL, "grid": ["2", "2"]}],
+    "a huge grid": [{**CALL, "grid": [10**30, 1]}],
+    "a negative prefix": [{**CALL, "num_prefix_tokens": -1}],
+    "a fraction of a prefix": [{**CALL, "num_prefix_tokens": 1.5}],
+    "a true prefix": [{**CALL, "num_prefix_tokens": True}],
+    "a prefix of text": [{**CALL, "num_prefix_tokens": "1"}],
+    "a layer that is none": [{**CALL, "layers": [0.5]}],
+    "an encoding that is none": [{**CALL, "spec": 5}],
+    "an unknown implementation": [{**CALL, "impl": "fastest"}],
+    "an implementation that is none": [{**CALL, "impl": 5}],
 }
 
 

@@ -2,7 +2,7 @@
 
 from contextlib import closing
 
-from hostile import commands, damages, disks, mounts, operators, runs, transforms
+from hostile import commands, damages, disks, interruption, mounts, operators, runs, transforms
 from hostile.cases import Count, run
 
 QUICK, WHOLE = "quick", "whole"
@@ -13,6 +13,7 @@ AREAS = {
     "commands": ("the command line with bad arguments, a process each", 12, 400),
     "disks": ("commands that write to a full and to a read-only file system", 1, 11),
     "runs": ("two processes in one directory: runs, and models that are saved", 1, 10),
+    "interruption": ("saves that are interrupted or killed at any call of the system", 4, 300),
     "transforms": (
         "threads, forks, and torch.func: jvp, grad, vmap, jacrev, second derivatives",
         1,
@@ -39,6 +40,8 @@ def run_area(name, size, folder):
         return run_disks(count, folder, ("full",) if size == QUICK else ("full", "read-only"))
     if name == "runs":
         return run(runs.cases(0, count, folder))
+    if name == "interruption":
+        return run(interruption.cases(0, count, folder))
     return run({"operators": operators, "transforms": transforms}[name].cases(0, count))
 
 

@@ -1,11 +1,15 @@
 """Equipped models on disk: a directory with the tensors (safetensors) and a description (json).
 
-Nothing that is read here can run code. The two files are replaced together, each whole or not at
-all; whatever else is in the directory stays.
+Nothing that is read here can run code; whatever else is in the directory stays. A save writes its
+tensors to a hidden file named by their checksum, replaces the description, which holds the checksum
+and so decides which tensors count, and then moves the hidden file over the old tensors. Whatever
+interrupts it, the directory holds the old model or the new one; the next save tidies up.
 """
 
 import json
 import os
+import re
+import warnings
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,15 +30,21 @@ from irpe.errors import MissingFileError, UserError
 from irpe.extras import require
 from irpe.files import (
     check_json,
+    check_writable,
     is_ours,
+    locked,
+    move,
     read_safetensors,
     tensor_checksum,
     to_json,
     to_safetensors,
-    write_together,
+    write_bytes,
+    write_text,
 )
 
 _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
+_LOCK = f".{_DESCRIPTION}.lock"
+_CHECKSUM = re.compile("[0-9a-f]{64}")
 _FORMAT = 1
 # Attributes in which equal models can differ: the state that a module is in.
 _STATE_ATTRIBUTES = {
@@ -65,20 +75,54 @@ def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
         name: tensor.detach().clone(memory_format=torch.contiguous_format)
         for name, tensor in model.state_dict().items()
     }
+    checksum = tensor_checksum(tensors)
     description = {
         "format": _FORMAT,
         "equipment": [call.to_dict() for call in equipment],
         "host": _describe(model, equipment),
-        "tensors": tensor_checksum(tensors),
+        "tensors": checksum,
     }
-    text, data = to_json(description), to_safetensors(tensors)
-    with _new_folder(Path(os.path.realpath(path))):
-        write_together(
-            {
-                path / _TENSORS: lambda file: file.write(data),
-                path / _DESCRIPTION: lambda file: file.write(text.encode()),
-            }
-        )
+    with _new_folder(Path(os.path.realpath(path))), locked(path / _LOCK):
+        _replace(path, to_json(description), checksum, to_safetensors(tensors))
+
+
+def _replace(path: Path, description: str, checksum: str, tensors: bytes) -> None:
+    """Replaces a save by another one; the replacement of the description decides."""
+    hidden = _hidden(path, checksum)
+    check_writable(path / _TENSORS)
+    old = next((path / name for name in (_TENSORS, _DESCRIPTION) if (path / name).is_file()), None)
+    try:
+        write_bytes(hidden, tensors, like=old)
+        write_text(path / _DESCRIPTION, description, like=old)
+        move(hidden, path / _TENSORS)
+    finally:
+        _tidy(path)
+
+
+def _hidden(path: Path, checksum: str) -> Path:
+    """Returns where the tensors of a save are until they have replaced those before."""
+    target = Path(os.path.realpath(path / _TENSORS))
+    return target.with_name(f".{target.name}.{checksum[:16]}")
+
+
+def _tidy(path: Path) -> None:
+    """Removes what interrupted saves have left, but for tensors that the description names."""
+    checksum = _named_checksum(path)
+    used = None if checksum is None else _hidden(path, checksum)
+    for target in (Path(os.path.realpath(path / name)) for name in (_TENSORS, _DESCRIPTION)):
+        left = re.compile(rf"\.\.?{re.escape(target.name)}(\.[0-9a-f]+)+")
+        for file in target.parent.iterdir():
+            if left.fullmatch(file.name) and file != used:
+                file.unlink(missing_ok=True)
+
+
+def _named_checksum(path: Path) -> str | None:
+    """Returns the checksum of the tensors in a description, `None` without an intact one."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return _read_description(path / _DESCRIPTION)["tensors"]
+    except (OSError, ValueError):
+        return None
 
 
 @contextmanager
@@ -123,12 +167,7 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():
         description, tensors = _read_pretrained(path, model)
     else:
-        description = _read_description(path / _DESCRIPTION)
-        tensors = _read_tensors(path / _TENSORS)
-        if description["tensors"] not in (None, tensor_checksum(tensors)):
-            raise UserError(
-                f"{path / _DESCRIPTION} and {_TENSORS} are not of one save: save the model again"
-            )
+        description, tensors = _read_save(path)
     if model is None:
         model = _build(description["host"], path)
     with ExitStack() as undo:
@@ -188,22 +227,31 @@ def _uncompiled(model: nn.Module) -> nn.Module:
 
 def _check_directory(path: Path) -> None:
     """Raises an error if a path holds something else, so that a model is not mixed with it."""
-    if (path / _DESCRIPTION).is_file() or not path.exists():
+    if not path.exists():
         return
-    if not path.is_dir() or not all(map(_is_of_a_killed_save, path.iterdir())):
+    is_free = path.is_dir() and _may_be_replaced(path)
+    if is_free and not (path / _DESCRIPTION).is_file():
+        is_free = all(map(_is_of_a_killed_save, path.iterdir()))
+    if not is_free:
         raise FileExistsError(
             f"{path} exists and is not an equipped model: choose another path, or remove it first"
         )
 
 
-def _is_of_a_killed_save(file: Path) -> bool:
-    """Returns whether a save that was killed left a file: hidden ones, or the tensors alone.
+def _may_be_replaced(path: Path) -> bool:
+    """Returns whether a directory has no tensors, or those of an equipped model."""
+    file = path / _TENSORS
+    if not file.exists() or is_ours(file):
+        return True
+    with suppress(OSError, ValueError), warnings.catch_warnings(action="ignore"):
+        return tensor_checksum(read_safetensors(file)) == _named_checksum(path)  # a copy of them
+    return False
 
-    A link of one of the two names that leads nowhere yet is followed.
-    """
-    if file.name == _TENSORS:
-        return not file.exists() or is_ours(file)
-    return file.name == _DESCRIPTION or file.name.startswith((f".{_DESCRIPTION}.", f".{_TENSORS}."))
+
+def _is_of_a_killed_save(file: Path) -> bool:
+    """Returns whether the name of a file is one that a save uses, also before it has ended."""
+    hidden = f".{_DESCRIPTION}.", f".{_TENSORS}.", f"..{_TENSORS}."
+    return file.name in (_DESCRIPTION, _TENSORS) or file.name.startswith(hidden)
 
 
 def _describe(model: nn.Module, equipment: Sequence[Equipment]) -> dict[str, Any] | None:
@@ -309,6 +357,19 @@ def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> Exi
         return undo.pop_all()
 
 
+def _read_save(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Returns the description and the tensors of one save, also while others replace it."""
+    while True:
+        description = _read_description(path / _DESCRIPTION)
+        tensors = _read_tensors(path, description["tensors"])
+        if description["tensors"] in (None, tensor_checksum(tensors)):
+            return description, tensors
+        if _read_description(path / _DESCRIPTION)["tensors"] == description["tensors"]:
+            raise UserError(
+                f"{path / _DESCRIPTION} and {_TENSORS} are not of one save: save the model again"
+            )
+
+
 def _read_description(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise MissingFileError(
@@ -319,16 +380,22 @@ def _read_description(path: Path) -> dict[str, Any]:
         if description["format"] != _FORMAT:
             raise UserError(f"format {description['format']!r}, this release reads {_FORMAT}")
         read = {name: description[name] for name in ("equipment", "host")}
+        checksum = description.get("tensors")
+        if checksum is not None and not _CHECKSUM.fullmatch(checksum):
+            raise UserError(f"checksum {checksum!r}")
     except (ValueError, KeyError, RecursionError, TypeError) as error:
         raise UserError(f"{path} is damaged or of another program: {error!r}") from error
     check_json(description, path)
-    return {**read, "tensors": description.get("tensors")}
+    return {**read, "tensors": checksum}
 
 
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    if not path.is_file():
-        raise MissingFileError(f"{path} does not exist: the directory is incomplete")
-    return read_safetensors(path)
+def _read_tensors(path: Path, checksum: str | None) -> dict[str, torch.Tensor]:
+    hidden = [] if checksum is None else [_hidden(path, checksum)]
+    for file in (*hidden, path / _TENSORS):
+        if file.is_file():
+            with suppress(FileNotFoundError):  # a save that ends now has moved it
+                return read_safetensors(file)
+    raise MissingFileError(f"{path / _TENSORS} does not exist: the directory is incomplete")
 
 
 def _equipment(call: dict[str, Any]) -> Equipment:
