@@ -2,7 +2,19 @@
 
 
 class UserError(ValueError):
-    """A value, file or installation that the user can mend; the message says how."""
+    """A value, file or installation that the user can mend; the message says how.
+
+    Every refusal of irpe is one. It is a `ValueError`, and a `TypeError`, `FileNotFoundError` or
+    `ImportError` as well where it speaks of a type, a missing file or a missing package.
+
+    Examples:
+        >>> import irpe
+        >>> try:
+        ...     irpe.Piecewise.from_ratio(-1)
+        ... except irpe.UserError as error:
+        ...     print(type(error).__name__)
+        UserError
+    """
 
 
 class UserTypeError(UserError, TypeError):

@@ -41,4 +41,6 @@ def missing(module: str, extra: str) -> MissingExtraError:
         module: The module's name.
         extra: The extra of irpe that installs it.
     """
-    return MissingExtraError(f"{module} is not installed: pip install 'irpe[{extra}]'", name=module)
+    error = MissingExtraError(f"{module} is not installed: pip install 'irpe[{extra}]'")
+    error.name = module
+    return error

@@ -76,7 +76,7 @@ def test_cells_that_fail_are_named_and_the_others_go_on(tmp_path, data):
     outcome = run_cells(cells, 2, board=Watch(kill))
     assert [result.row for result in outcome.results] == ["absolute"]
     far, killed = sorted(outcome.failures, key=lambda failure: failure.cell.row.name != "far")
-    assert "far, seed 0 failed: ValueError: grid 4x4 is larger than the tables" in str(far)
+    assert "far, seed 0 failed: UserError: grid 4x4 is larger than the tables" in str(far)
     assert "Traceback" in (far.cell.directory / "output.txt").read_text()
     assert "K, seed 0 failed: its process was ended by SIGKILL, perhaps for lack of" in str(killed)
     again = run_cells(cells[1:], 2)  # the one that was killed goes on from its checkpoint
