@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from irpe.adapters.refusals import name_of, refusal_of
+from irpe.adapters.hosts import full_name
+from irpe.adapters.refusals import refusal_of
 from irpe.errors import UserError
 
 _COARSE_KEYS = "may compare its queries with keys of a coarser grid"
@@ -52,7 +53,7 @@ def refuse_cross_attention(model: nn.Module) -> None:
 
     The host of torch.nn would take them for self-attentions.
     """
-    refused = [path for path, m in model.named_modules() if name_of(type(m)) in REFUSED]
+    refused = [path for path, m in model.named_modules() if full_name(type(m)) in REFUSED]
     inner = [path for path, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
     prefixes = tuple(f"{path}." for path in refused)
     if inner and all(path.startswith(prefixes) for path in inner):
