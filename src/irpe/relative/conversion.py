@@ -86,7 +86,9 @@ class Conversion:
     def table(self) -> str:
         """Returns what is lost at each attention, as text."""
         width = max(len(each.name) for each in self.attentions)
-        lines = [f"{'attention':{width}}  divergence: before   after  explained  tokens: R2  largest"]
+        lines = [
+            f"{'attention':{width}}  divergence: before   after  explained  tokens: R2  largest"
+        ]
         lines += [
             f"{each.name:{width}}  {each.divergence_before:18.4f}  {each.divergence_after:6.4f}"
             f"  {each.explained:9.1%}  {each.tokens.r2:10.3f}  {each.largest_element:7.2f}"
@@ -100,8 +102,8 @@ class Conversion:
     def sentence(self) -> str:
         """Returns what the model is good for now."""
         agreement = (
-            f"Outputs on {self.num_held_out} held-out images: cosine {self.after.cosine:.3f} to the "
-            f"original ({self.before.cosine:.3f} without tables), R2 {self.after.r2:.2f} "
+            f"Outputs on {self.num_held_out} held-out images: cosine {self.after.cosine:.3f} to "
+            f"the original ({self.before.cosine:.3f} without tables), R2 {self.after.r2:.2f} "
             f"({self.before.r2:.2f})."
         )
         if self.accuracy is not None:

@@ -8,7 +8,7 @@ The work is one forward pass per image; the memory is the tokens of one attentio
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ class AttentionInput:
         attn_mask: The mask of the call, or `None`.
         scale: The factor of the scores, or a learned one for each head.
         tokens: What entered the attention.
+        num_prefix_tokens: How many of them stand before the patches.
     """
 
     name: str
@@ -45,6 +46,7 @@ class AttentionInput:
     attn_mask: Tensor | None
     scale: float | Tensor
     tokens: Tensor
+    num_prefix_tokens: int
 
 
 class _Cancelled(BaseException):
@@ -61,6 +63,7 @@ class Pass:
 
     def __init__(self, model: nn.Module, images: Tensor) -> None:
         self.output: Any = None
+        self.tokens: Any = None
         self._model, self._images = model, images
         self._go, self._stopped = threading.Semaphore(0), threading.Semaphore(0)
         self._reached: AttentionInput | None = None
@@ -164,9 +167,9 @@ def _stop_in(name: str, attention: Any) -> list[Any]:
         if (running := getattr(_current, "running", None)) is not None:
             running.tokens = args[0] if args else next(iter(kwargs.values()))
 
-    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def stop(encoding: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if (running := getattr(_current, "running", None)) is not None:
-            running.stop_at(_read_call(name, running.tokens, args, kwargs))
+            running.stop_at(_read_call(name, running.tokens, encoding, args, kwargs))
 
     return [
         attention.register_forward_pre_hook(keep_tokens, with_kwargs=True),
@@ -174,7 +177,7 @@ def _stop_in(name: str, attention: Any) -> list[Any]:
     ]
 
 
-def _read_call(name: str, tokens: Tensor, args: Any, kwargs: Any) -> AttentionInput:
+def _read_call(name: str, tokens: Tensor, encoding: Any, args: Any, kwargs: Any) -> AttentionInput:
     q, k, v = args[:3]
     rotate, scale = kwargs.get("rotate"), kwargs.get("temperature")
     if scale is None:
@@ -183,4 +186,5 @@ def _read_call(name: str, tokens: Tensor, args: Any, kwargs: Any) -> AttentionIn
         scale = q.shape[-1] ** -0.5
     rotated = (q, k) if rotate is None else (rotate(q), rotate(k))
     mask = kwargs.get("attn_mask")
-    return AttentionInput(name, q, k, v, rotated, kwargs["grid"], mask, scale, tokens)
+    prefix = encoding.num_prefix_tokens
+    return AttentionInput(name, q, k, v, rotated, kwargs["grid"], mask, scale, tokens, prefix)

@@ -1,8 +1,9 @@
 """`make_relative`: gives a trained model tables in the place of its absolute encoding."""
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,11 +14,12 @@ from irpe.adapters.equipped import Equipment, equipped_attentions
 from irpe.adapters.unequip import remember_undo
 from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
-from irpe.errors import UserError, UserTypeError
+from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.relative.conversion import Agreement, Conversion, SolvedAttention
-from irpe.relative.lockstep import AttentionInput, Lockstep
+from irpe.relative.images import batches_of, eval_mode
+from irpe.relative.lockstep import Lockstep
 from irpe.relative.outputs import accuracy, features_of
 from irpe.relative.solve import (
     Batch,
@@ -84,8 +86,7 @@ def make_relative(
         2
     """
     encoding = _check_spec(spec)
-    groups = _as_tensors(images)
-    solving, held_out, held_labels = _split(groups, labels, holdout, seed, batch_size)
+    solving, held_out, held_labels = batches_of(images, labels, holdout, seed, batch_size)
     indices = None if layers is None else tuple(layers)
     with ExitStack() as undo, eval_mode(model):
         original = copy.deepcopy(model)
@@ -120,6 +121,8 @@ def _convert(
         while (reached := passes.advance()) is not None:
             batches = [Batch(*each) for each in zip(*reached, strict=True)]
             name = batches[0].original.name
+            if not solved:
+                _check_lacks(batches)
             if name in solved:
                 raise UserError(
                     f"{name} is called more than once in a forward pass: its tables cannot be "
@@ -136,7 +139,7 @@ def _convert(
         raise UserError(f"{', '.join(missing)} took no part in a forward pass on these images")
     scores = None
     if labels is not None:
-        scores = tuple(accuracy(outputs, labels) for outputs in (originals, before, after))
+        scores = accuracy(originals, labels), accuracy(before, labels), accuracy(after, labels)
     return Conversion(
         spec=str(spec),
         num_images=sum(map(len, solving)) + sum(map(len, held_out)),
@@ -146,6 +149,15 @@ def _convert(
         after=Agreement.of(originals, after),
         accuracy=scores,
     )
+
+
+def _check_lacks(batches: Sequence[Batch]) -> None:
+    """Raises an error if the tokens that enter the first attention are those of the original."""
+    if all(torch.equal(each.original.tokens, each.converted.tokens) for each in batches):
+        raise UserError(
+            "the model has no absolute encoding, so there is nothing to solve for; "
+            "irpe.equip(model, spec) gives it tables beside what it has"
+        )
 
 
 def solve_attention(
@@ -169,7 +181,7 @@ def solve_attention(
     ridges: list[float] = []
     if scores.tables.parameters:
         space = krylov(scores.apply, scores.right_hand_side(), steps)
-        t, ridges = _choose(space, lambda t: _row_divergences(scores, held_out, t))
+        t, ridges = _choose(space, partial(_row_divergences, scores, held_out))
         scores.tables.write(t)
         explained = _explained(scores, held_out, t)
     else:
@@ -177,7 +189,7 @@ def solve_attention(
     values = ValueSystem(encoding, solving)
     if values.tables.parameters:
         space = krylov(values.apply, values.right_hand_side(), steps)
-        t, chosen = _choose(space, lambda t: _output_errors(values, encoding, held_out, t))
+        t, chosen = _choose(space, partial(_output_errors, values, encoding, held_out))
         values.tables.write(t)
         ridges += chosen
     pairs = [(batch.original.tokens, batch.converted.tokens) for batch in held_out]
@@ -211,9 +223,9 @@ def _choose(space: Krylov, errors: Any) -> tuple[Unknowns, list[float]]:
 def _row_divergences(system: ScoreSystem, batches: Sequence[Batch], t: Unknowns) -> Tensor:
     """Returns the sum of the divergences of attention rows, for each head."""
     return sum(
-        divergence(
-            attention(each.original), attention(each.converted, system.scores(each, t))
-        ).sum((0, 2), dtype=torch.float64)
+        divergence(attention(each.original), attention(each.converted, system.scores(each, t))).sum(
+            (0, 2), dtype=torch.float64
+        )
         for each in batches
     )  # type: ignore[return-value]
 
@@ -258,53 +270,3 @@ def _check_spec(spec: RPESpec | str) -> RPESpec:
             "or product-bias-k+unshared"
         )
     return encoding
-
-
-def _as_tensors(images: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    groups = [images] if isinstance(images, Tensor) else list(images)
-    for each in groups:
-        if not isinstance(each, Tensor):
-            raise UserTypeError(
-                f"images: {type(each).__name__} is not a tensor of images as the model takes them"
-            )
-    small = [len(each) for each in groups if len(each) < 2]
-    if not groups or small:
-        raise UserError(
-            f"images: {small[0] if small else 0} of one size; at least 2 are needed, one to solve "
-            "on and one to choose the penalty on; some dozens are better"
-        )
-    return groups
-
-
-def _split(
-    groups: Sequence[Tensor], labels: Tensor | None, holdout: float, seed: int, batch_size: int
-) -> tuple[list[Tensor], list[Tensor], Tensor | None]:
-    """Returns the batches to solve on, those held out, and the labels of the latter."""
-    if not 0 < holdout < 1:
-        raise UserError(f"holdout {holdout} is not between 0 and 1")
-    count = sum(map(len, groups))
-    if labels is not None and len(labels) != count:
-        raise UserError(f"labels: {len(labels)} for {count} images; give one for each")
-    generator = torch.Generator().manual_seed(seed)
-    solving, held_out, held_labels = list[Tensor](), list[Tensor](), list[Tensor]()
-    of_groups = [None] * len(groups) if labels is None else labels.split([*map(len, groups)])
-    for images, own in zip(groups, of_groups, strict=True):
-        order = torch.randperm(len(images), generator=generator)
-        first = min(max(round(len(images) * holdout), 1), len(images) - 1)
-        held_out += images[order[:first]].split(batch_size)
-        solving += images[order[first:]].split(batch_size)
-        if own is not None:
-            held_labels.append(own[order[:first]])
-    return solving, held_out, torch.cat(held_labels) if held_labels else None
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Sets a model to eval mode, and each module back to its own afterwards."""
-    was_training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in was_training:
-            module.training = mode
