@@ -134,13 +134,12 @@ def tables_meet(call: Call, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor,
             "queries and keys: this release does not know how"
         )
     pairs = zip((query, key), call.unrotated, strict=True)
-    before = [_before_rotation(x, part) for x, part in pairs]
-    rotated = _Rotated(*before, query, key)
-    return before[0], before[1], {"rotate": rotated}
+    q, k = (_before_rotation(x, part) for x, part in pairs)
+    return q, k, {"rotate": _Rotated(q, query, key)}
 
 
 class _Rotated:
-    def __init__(self, q: Tensor, k: Tensor, rotated_q: Tensor, rotated_k: Tensor) -> None:
+    def __init__(self, q: Tensor, rotated_q: Tensor, rotated_k: Tensor) -> None:
         self.q, self.rotated_q, self.rotated_k = q, rotated_q, rotated_k
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -186,8 +185,8 @@ def equipped_class(stock: type[nn.Module]) -> type[nn.Module]:
 
     def set_window_size(self: nn.Module, window_size: tuple[int, int]) -> None:
         dropped = [name for name in row.bias if name in self._buffers]
-        resize: Any = super(made, self)
-        resize.set_window_size(window_size)
+        resize: Any = stock
+        resize.set_window_size(self, window_size)
         for name in dropped:  # the host has made a parameter of the zeros
             learned = self._parameters.pop(name, None)
             if learned is not None:
@@ -202,8 +201,7 @@ def equipped_class(stock: type[nn.Module]) -> type[nn.Module]:
     }
     if hasattr(stock, "set_window_size"):
         body["set_window_size"] = set_window_size
-    made = type(f"RPE{stock.__name__}", (stock,), {**_answering_methods(stock, row), **body})
-    return made
+    return type(f"RPE{stock.__name__}", (stock,), {**_answering_methods(stock, row), **body})
 
 
 def is_answered(stock: type[nn.Module], row: Row) -> bool:

@@ -41,6 +41,18 @@ def convert_decomposed(
             table.copy_(table_of(rows, index).expand_as(table))
 
 
+def grid_of_vectors(attention: nn.Module, names: Sequence[str]) -> tuple[int, ...] | None:
+    """Returns the grid that an attention has vectors for; `None` if it has none.
+
+    Args:
+        attention: The attention.
+        names: Its parameters with the vectors, one for each axis.
+    """
+    vectors = [attention._parameters.get(name) for name in names]
+    sizes = [(len(each) + 1) // 2 for each in vectors if each is not None]
+    return tuple(sizes) if len(sizes) == len(vectors) else None
+
+
 def table_of(vectors: OffsetVectors, index: Index) -> Float[Tensor, "buckets dim"]:
     """Returns the table of one axis; its rows beyond the host's offsets repeat the outermost.
 

@@ -42,7 +42,7 @@ from irpe.errors import UserError, UserStateError
 InputGrid = tuple[int, ...] | Positions  # of one input: its grid, or where its tokens are instead
 
 SOURCE = "rpe_grid"  # the attribute of attentions and blocks that holds their source
-_LAST = "_rpe_last_grid"  # the attribute of an attention that holds the grid of its last input
+LAST = "_rpe_last_grid"  # the attribute of an attention that holds the grid of its last input
 _BLOCK = "_rpe_block"  # the attribute of a block that holds its source and its model
 _MARK = "_irpe_grid"  # the attribute of a storage that holds the grid of its tokens
 _LOST = (
@@ -169,15 +169,15 @@ class MeasuredGrid:
                 "enters, or call the model itself"
             )
         self._pass().used.add(count)
-        return grids[0]
+        return grids[-1]
 
-    def _announced(self, count: int) -> tuple[InputGrid, ...]:
+    def _announced(self, count: int) -> Sequence[InputGrid]:
         """Returns the grids of this number of tokens, prefix included, in the current pass."""
         now = self._pass()
         if now.outer is None and _is_repeated():
             grids = _seen[self.key, count]
             if len(grids) == 1:
-                return tuple(grids)
+                return (*grids,)
             raise UserStateError(_LOST)
         return now.grids.get(count) or (self._last(),)
 
@@ -280,19 +280,19 @@ def record_grid(attention: nn.Module, grid: InputGrid) -> None:
         if grid.grid is None:
             return
         grid = grid.grid.shape
-    vars(attention)[_LAST] = grid
+    vars(attention)[LAST] = grid
 
 
-def expect_grid(attention: nn.Module, grid: tuple[int, ...]) -> list[Swap]:
+def expect_grid(attention: nn.Module, grid: tuple[int, ...] | None) -> list[Swap]:
     """Returns what records the grid of an attention's first input, for `irpe.summary` alone."""
-    return set_attribute(attention, _LAST, grid)
+    return set_attribute(attention, LAST, grid)
 
 
 def recorded_grid(attention: nn.Module) -> InputGrid | None:
     """Returns the grid of an attention's last input, or of the first to come, if it is known."""
-    source = source_of(attention)
+    source, last = source_of(attention), vars(attention).get(LAST)
     initial = None if source is None else source.told or source.initial
-    return vars(attention).get(_LAST, initial)
+    return initial if last is None else last
 
 
 def check_exportable(grid: InputGrid) -> None:

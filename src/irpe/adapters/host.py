@@ -69,7 +69,7 @@ class Row:
         is_decomposed: Whether that is a vector for each offset of each axis, which our tables can
             hold (`decomposed`).
         body: More members of the equipped class, by which its forward finds our function.
-        first_grid: Returns the grid of the first input to an attention, where that is known.
+        first_grid: Returns the grid of the first input to an attention, if it is known.
     """
 
     grid: Callable[..., InputGrid] = measured
@@ -83,7 +83,7 @@ class Row:
     is_decomposed: bool = False
     body: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    first_grid: Callable[[Any], tuple[int, ...]] | None = None
+    first_grid: Callable[[Any], tuple[int, ...] | None] | None = None
 
     def has_bias(self, attention: nn.Module) -> bool:
         """Returns whether an attention of the class has a relative encoding of its own."""
@@ -174,8 +174,7 @@ def site_of(
     has_bias = row.has_bias(attention)
     changes = [*facts.pop("changes", ())]
     first = row.grid if isinstance(row.grid, Own) else row.first_grid
-    if first is not None:
-        changes += expect_grid(attention, first(attention))
+    changes += expect_grid(attention, None if first is None else first(attention))
     if has_bias and call.builtin_bias != "keep":
         changes += row.drop_bias(attention)
     is_decomposed = has_bias and row.is_decomposed
@@ -227,7 +226,6 @@ def check_site(site: Site, known: type[nn.Module]) -> None:
         site: The attention.
         known: The class of its row.
     """
-    check_instance(site.name, site.attention)
     kind = type(site.attention)
     if kind.forward is not known.forward:
         raise UserError(
@@ -237,16 +235,6 @@ def check_site(site: Site, known: type[nn.Module]) -> None:
     _check_weights(site)
     if site.check is not None:
         site.check()
-
-
-def check_instance(name: str, module: nn.Module) -> None:
-    """Raises an error if a module has a forward beside that of its class, which would be called."""
-    if "forward" in vars(module):
-        raise UserError(
-            f"{name} has a forward set on the instance, as hooks of Accelerate set it, so that the "
-            "encoding would do nothing: equip the model first and add hooks afterwards "
-            "(accelerate.hooks.remove_hook_from_module(model, recurse=True) removes them)"
-        )
 
 
 def check_untouched(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from torch import nn
 
 from irpe.adapters.equip import apply_equipment, remember_changes, removed_by
 from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of
+from irpe.adapters.grids import LAST
 from irpe.adapters.hosts import host_named, hosts_of
 from irpe.adapters.swaps import Swap, undo_change
 from irpe.core.encodings import parse_encoding
@@ -50,6 +51,7 @@ _FORMAT = 1
 _STATE_ATTRIBUTES = {
     "training", "grad_checkpointing", "_is_accelerate_prepared", "_is_torch_compile",
     EQUIPMENT,  # which a wrapper of torch.compile may have instead
+    LAST,
 }  # fmt: skip
 
 

@@ -90,7 +90,17 @@ def set_attribute(owner: Any, name: str, value: object) -> list[Swap]:
 
 
 def set_class(module: nn.Module, kind: type[nn.Module]) -> list[Swap]:
-    """Gives a module another class; it remains the same object with the same parameters."""
+    """Gives a module another class; it remains the same object with the same parameters.
+
+    Raises an error if it has a forward beside that of its class, which would be called instead.
+    """
+    if "forward" in vars(module):
+        raise UserError(
+            f"a {type(module).__qualname__} has a forward set on the instance, as hooks of "
+            "Accelerate set it, so that the encoding would do nothing: equip the model first and "
+            "add hooks afterwards (accelerate.hooks.remove_hook_from_module(model, recurse=True) "
+            "removes them)"
+        )
     return [Swap(module, "__class__", None, kind)]
 
 

@@ -266,7 +266,7 @@ def test_a_dropped_bias_is_a_bias_of_zero(make, x):
 def test_what_a_swin_cannot_have(make, x, arguments):
     model = make()
     before = state_of(model)
-    with pytest.raises(ValueError, match="WindowAttention|SwinAttention|absolute encoding"):
+    with pytest.raises(ValueError, match=r"WindowAttention|SwinAttention|absolute encoding"):
         irpe.equip(model, SPEC, **arguments)
     assert state_of(model) == before
 

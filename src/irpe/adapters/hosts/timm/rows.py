@@ -10,6 +10,7 @@ from timm.models import mvitv2
 from torch import Tensor
 
 from irpe.adapters.answer import answer, current_call
+from irpe.adapters.decomposed import grid_of_vectors
 from irpe.adapters.grids import InputGrid
 from irpe.adapters.host import Given, Own, Row
 from irpe.adapters.pooled import Pool, not_pooled, pooled_by, pooled_positions, pooled_to
@@ -123,7 +124,8 @@ def pooled_both(attention: Any, x: Tensor, size: Any) -> InputGrid:
     sides: list[Pool] = []
     for pool in (attention.pool_q, attention.pool_k):
         sides.append(not_pooled(size) if pool is None else pooled_by(pool, tuple(size)))
-    return pooled_positions(*sides, int(attention.has_cls_token))
+    queries, keys = sides
+    return pooled_positions(queries, keys, int(attention.has_cls_token))
 
 
 _rotary = partial(Row, rotates="apply_rot_embed_cat")
@@ -136,7 +138,11 @@ ROWS = {
         "models.beit.Attention": Row(bias=("relative_position_bias_table",)),
         "models.vision_transformer_relpos.RelPosAttention": Row(bias=("rel_pos",)),
         "models.vision_transformer_sam.Attention": _rotary(
-            _CHANNELS_LAST, bias=_VECTORS, off={"use_rel_pos": bool}, is_decomposed=True
+            _CHANNELS_LAST,
+            bias=_VECTORS,
+            off={"use_rel_pos": bool},
+            is_decomposed=True,
+            first_grid=partial(grid_of_vectors, names=_VECTORS),
         ),
         "models.swin_transformer.WindowAttention": Row(
             Own("window_size"), bias=("relative_position_bias_table",)

@@ -22,7 +22,6 @@ REFUSED = {
         "eomt.modeling_eomt.EomtAttention": _QUERIES,
         "eomt_dinov3.modeling_eomt_dinov3.EomtDinov3Attention": _QUERIES,
         "glm4v.modeling_glm4v.Glm4vVisionAttention": _PACKED,
-        "glpn.modeling_glpn.GLPNEfficientSelfAttention": _COARSE_KEYS,
         "hiera.modeling_hiera.HieraMaskUnitAttention": "orders tokens by mask units and may pool "
         "its queries",
         "levit.modeling_levit.LevitAttention": "has values of another dimension than its keys",
@@ -33,8 +32,6 @@ REFUSED = {
         "perceiver.modeling_perceiver.PerceiverSelfAttention": "attends over learned latents, "
         "which are not on a grid",
         "pixtral.modeling_pixtral.PixtralAttention": _PACKED,
-        "pvt.modeling_pvt.PvtEfficientSelfAttention": _COARSE_KEYS,
-        "pvt_v2.modeling_pvt_v2.PvtV2SelfAttention": _COARSE_KEYS,
         "qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLVisionAttention": _PACKED,
         "qwen2_vl.modeling_qwen2_vl.VisionAttention": _PACKED,
         "qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionAttention": _PACKED,

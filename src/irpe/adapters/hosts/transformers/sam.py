@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers.models.vitdet.modeling_vitdet import get_rel_pos
 
 from irpe.adapters.answer import answer_with_weights
+from irpe.adapters.decomposed import grid_of_vectors
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.host import Given, Plan, Row, change_absolute
 from irpe.adapters.hosts.transformers.attention import make_site
@@ -98,7 +99,13 @@ def _forward_vitdet(
     return (out,) if weights is None else (out, weights)
 
 
-_SDPA = Row(Given(1, 3), bias=_VECTORS, off={"use_rel_pos": bool}, is_decomposed=True)
+_SDPA = Row(
+    Given(1, 3),
+    bias=_VECTORS,
+    off={"use_rel_pos": bool},
+    is_decomposed=True,
+    first_grid=partial(grid_of_vectors, names=_VECTORS),
+)
 _EAGER = replace(_SDPA, forward=_forward_eager)
 _VITDET = replace(_SDPA, forward=_forward_vitdet, off={"use_relative_position_embeddings": bool})
 _FAMILIES = ("Sam", "SamHQ", "DeepseekOcr2Sam", "UnlimitedOcrSam")

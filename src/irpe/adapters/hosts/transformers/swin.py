@@ -102,11 +102,23 @@ def _continuous_bias(attention: Any) -> Tensor | None:
     return 16 * torch.sigmoid(scores.permute(2, 0, 1).unsqueeze(0))
 
 
+def _coordinates(self: Any) -> tuple[Tensor, Tensor]:
+    """Returns the inputs of the continuous bias, as they are if that was dropped."""
+    if self.continuous_position_bias_mlp is None:
+        return self.relative_coords_table, self.relative_position_index
+    return type(self).__bases__[0].create_coords_table_and_index(self)
+
+
 def _window_of(attention: Any) -> tuple[int, ...]:
     return attention.relative_position_bias.window_size
 
 
-_COSINE = Row(Own("window_size"), forward_cosine, bias=("continuous_position_bias_mlp",))
+_COSINE = Row(
+    Own("window_size"),
+    forward_cosine,
+    bias=("continuous_position_bias_mlp",),
+    body={"create_coords_table_and_index": _coordinates},
+)
 _COPIED = Row(square_window, forward_copied, bias=("relative_position_bias_table",))
 ROWS = {
     "SwinAttention": Row(

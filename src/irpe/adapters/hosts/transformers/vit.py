@@ -90,7 +90,7 @@ ROWS = {"DINOv3ViTAttention": _ROTATING, "Sapiens2Attention": _ROTATING}
 
 def add_sites(found: Plan, name: str, vit: Any, call: Equipment) -> None:
     """Adds the attentions of a vision transformer, and what else changes in it."""
-    embeddings = getattr(vit, "embeddings", None)
+    embeddings: Any = getattr(vit, "embeddings", None)
     tower = entry_of(embeddings, _TOWERS)
     if tower is None:
         return
