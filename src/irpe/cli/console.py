@@ -57,7 +57,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: st
         rows: One text for each column.
         title: What the rows show.
     """
-    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=index > 0)
     for row in rows:

@@ -12,7 +12,7 @@ import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -20,7 +20,6 @@ from irpe.cli.errors import is_of_user, message_of
 from irpe.extras import require
 
 _USAGE, _DEFECT, _INTERRUPTED, _PIPE_CLOSED, _TERMINATED = 2, 70, 130, 141, 143
-_HERE = "irpe.cli.commands"
 
 COMMANDS = {
     "ablate": ("ablate:ablate", "Compare encodings on your images."),
@@ -43,6 +42,7 @@ FIGURES = {
     "locality": ("show_run:locality", "How far each block looks, with the encoding and without."),
     "training": ("show_run:training", "Score and losses of runs, by epoch."),
     "robustness": ("robustness:robustness", "Scores at other sizes, and on images that moved."),
+    "sizes": ("sizes:sizes", "mIoU of segmenters on larger images."),
 }  # of irpe show, those of encodings first
 
 
@@ -81,40 +81,51 @@ def _call(words: Sequence[str]) -> None:
 
         print(f"irpe {irpe.__version__}")
         return
-    name, table = "irpe", COMMANDS
-    if words[:1] == ["show"]:
-        name, table, words = "irpe show", FIGURES, words[1:]
-    if not words or words[0] in ("-h", "--help"):
-        _print_commands(name, table)
+    rest = words[1:] if words[:1] == ["show"] else words
+    if not rest or rest[0] in ("-h", "--help"):
+        _print_commands(*(("irpe", COMMANDS) if rest is words else ("irpe show", FIGURES)))
         return
+    from irpe.cli.parse import UsageError
+
+    try:
+        command, values = understand(words)
+    except UsageError as error:
+        print(f"irpe: {error}", file=sys.stderr)
+        sys.exit(_USAGE)
+    command(**values)
+
+
+def understand(words: Sequence[str]) -> tuple[Callable[..., None], dict[str, Any]]:
+    """Returns the function of the command that words name, and its arguments."""
     from irpe.cli.parse import SETTINGS, UsageError, parse
     from irpe.core.choices import did_you_mean
 
-    try:
-        if words[0] not in table:
-            raise UsageError(f"no command {words[0]!r}{did_you_mean(words[0], table)}")
-        name = f"{name} {words[0]}"
-        file, _, function = table[words[0]][0].partition(":")
-        module = importlib.import_module(f"{_HERE}.{file}")
-        command = getattr(module, function)
-        configure = getattr(module, "configure", None)
-        settings = getattr(module, "OFFERED", SETTINGS)
-        values = parse(command, words[1:], name, configure, settings)
-    except UsageError as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        sys.exit(_USAGE)
-    command(**values)
+    table, name = COMMANDS, "irpe"
+    if words[:1] == ["show"]:
+        table, name, words = FIGURES, "irpe show", words[1:]
+    if words[0] not in table:
+        near = did_you_mean(words[0], table)
+        raise UsageError(f"no command {words[0]!r}{near} ({name} --help)")
+    file, _, function = table[words[0]][0].partition(":")
+    module = importlib.import_module(f"irpe.cli.commands.{file}")
+    command = getattr(module, function)
+    configure = getattr(module, "configure", None)
+    settings = getattr(module, "OFFERED", SETTINGS)
+    return command, parse(command, words[1:], f"{name} {words[0]}", configure, settings)
 
 
 def _print_commands(name: str, table: Mapping[str, tuple[str, str]]) -> None:
     lines = [f"  {command:<12}{text}" for command, (_, text) in table.items()]
     if table is FIGURES:
-        about, runs = "Draw the figures of the paper, and of trained runs.", list(table).index("weights")
+        about, runs = (
+            "Draw the figures of the paper, and of trained runs.",
+            list(table).index("weights"),
+        )
         lines = ["of encodings:", *lines[:runs], "", "of trained runs:", *lines[runs:]]
     else:
         about = "Image relative position encodings for vision transformers."
         lines = ["commands:", *lines]
-    end = f"{name} COMMAND --help describes one, with examples. --debug shows where an error is."
+    end = f"{name} COMMAND --help describes one; --debug shows where an error comes from."
     print("\n".join([f"usage: {name} COMMAND [options]", "", about, "", *lines, "", end]))
 
 

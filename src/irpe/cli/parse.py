@@ -10,9 +10,10 @@ import argparse
 import dataclasses
 import inspect
 import json
+import re
 import shutil
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -29,12 +30,17 @@ SETTINGS = (
     "data", "encoding", "absolute", "epochs", "warmup_epochs", "batch_size", "image_size", "lr",
     "table_lr", "model_args", "initial", "holdout", "precision", "workers", "seed",
 )  # fmt: skip
-_SHORT = {"output": "-o", "encoding": "-e"}
-_SETTING = "setting:"  # what the results of options for settings begin with
+_SHORT = {"output": "-o"}
+_SETTING, _SET = "setting:", "setting:others"  # what the results of options for settings begin with
 
 
 class UsageError(Exception):
     """A command line that the command does not understand."""
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(text, width=width)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -55,9 +61,9 @@ def parse(
         command: The function. Its docstring is the help; lines after "Examples:" stay as they are.
         words: What was written behind its name.
         name: Its name, as in "irpe train".
-        configure: Returns, from the command's own arguments, the configuration whose settings are
-            options too, and what the help says of it. The command gets the configuration as
-            `config`, and the settings that were given as `changes`.
+        configure: Returns, from what was given, the configuration whose settings are
+            options too (`None`: there is none), and a text for the help in place of the docstring.
+            The command gets it as `config`, and the settings that were given as `changes`.
         settings: Which settings are options.
     """
     if configure is None:
@@ -65,23 +71,34 @@ def parse(
     first = _make_parser(command, name, add_help=False)
     for setting in settings:
         _add(first, setting, str, "", default=argparse.SUPPRESS, dest=_SETTING + setting)
-    first.add_argument("--set", action="append", dest=_SETTING, default=argparse.SUPPRESS)
+    first.add_argument("--set", action="append", dest=_SET, default=argparse.SUPPRESS)
     asking = {"-h", "--help"} & {*words}
-    own = _parse(first, [word for word in words if word not in asking])
-    chosen = {key: value for key, value in own.items() if not key.startswith(_SETTING)}
-    config, text = configure(**chosen)
-    parser = _make_parser(command, name, text)
-    if config is not None:
-        _add_settings(parser, config, settings)
-    elif not asking:
-        return {**chosen, "config": None, "changes": _given(own)}
-    found = _parse(parser, words, config)
+    given, unknown = first.parse_known_intermixed_args([w for w in words if w not in asking])
+    own = {key: value for key, value in vars(given).items() if not key.startswith(_SETTING)}
+    try:
+        config, text = configure(**own, **_given(vars(given)))
+    except UserError:
+        _refuse(first, unknown)  # "--epoch 3 laptop": 3 is not meant as a recipe
+        raise
+    parser = _make_parser(command, name, text, is_whole=not (config and text))
+    if config is None:
+        _refuse(first, unknown)
+        if asking:
+            parser.parse_args(["--help"])
+        return {**own, "config": None, "changes": _given(vars(given))}
+    _add_settings(parser, config, settings)
+    known = _settings_of(config, settings)
+    found = _parse(parser, words, known)
     changes = _given(found)
-    for text in changes.pop("", []):
-        setting, _, value = text.partition("=")
-        if setting in changes:
+    by_option = {*changes}
+    for text in changes.pop("others", []):
+        setting, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--set {text}: write NAME=VALUE, as in --set min_lr=1e-5")
+        if setting in by_option:
             raise UserError(f"--set {text}: {setting} is given twice")
-        changes[setting] = _read_setting(config, setting, value, text)
+        check_choice("setting", setting, known)
+        changes[setting] = _read_setting(config, setting, value)
     own = {key: value for key, value in found.items() if not key.startswith(_SETTING)}
     return {**own, "config": config, "changes": changes}
 
@@ -125,39 +142,55 @@ def wrap(text: str, first: str = "", other: str = "", width: int = 0) -> list[st
 
 
 def _given(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings among the values of options; those of --set have the name ""."""
+    """Returns the settings among the values of options; those of --set are `others`."""
     return {k.removeprefix(_SETTING): found[k] for k in found if k.startswith(_SETTING)}
 
 
 def _parse(
-    parser: argparse.ArgumentParser, words: Sequence[str], config: RunConfig | None = None
+    parser: argparse.ArgumentParser, words: Sequence[str], settings: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Returns the values of arguments and options, or raises an error that names a near option."""
+    """Returns the values of arguments and options."""
     found, unknown = parser.parse_known_intermixed_args(words)
+    _refuse(parser, unknown, settings)
+    return vars(found)
+
+
+def _refuse(
+    parser: argparse.ArgumentParser, unknown: Sequence[str], settings: Collection[str] = ()
+) -> None:
+    """Raises an error if words were not understood; it names what may be meant."""
     for word in sorted(unknown, key=lambda word: not word.startswith("-")):
         if not word.startswith("-"):
             parser.error(f"unexpected argument {word!r}")
         flag = word.partition("=")[0]
         setting = flag.lstrip("-").replace("-", "_")
-        if config is not None and setting in _settings_of(config):
+        if setting in settings:
             parser.error(f"{flag} is not an option: write --set {setting}=...")
-        known = [known for action in parser._actions for known in action.option_strings]  # noqa: SLF001
-        parser.error(f"{flag} is not an option{did_you_mean(flag, known)}")
-    return vars(found)
+        known = re.findall(r"--[a-z-]+", parser.format_help())
+        parser.error(f"{flag} is not an option{did_you_mean(flag, known, 0.75)}")
 
 
 def _make_parser(
-    command: Command, name: str, text: str = "", add_help: bool = True
+    command: Command, name: str, text: str = "", add_help: bool = True, is_whole: bool = True
 ) -> argparse.ArgumentParser:
-    """Returns a parser for the parameters of a command."""
+    """Returns a parser for the parameters of a command.
+
+    Args:
+        command: The command.
+        name: Its name.
+        text: What the help says, in place of the docstring.
+        add_help: Whether it has --help.
+        is_whole: Whether its help has the arguments without a flag and the examples.
+    """
     about, _, examples = (inspect.getdoc(command) or "").partition("Examples:\n")
-    paragraphs = "\n\n".join("\n".join(wrap(each)) for each in about.strip().split("\n\n"))
+    paragraphs = ("\n".join(wrap(each)) for each in about.strip().split("\n\n"))
+    examples = f"examples:\n{textwrap.indent(textwrap.dedent(examples), '  ')}" if examples else ""
     parser = _Parser(
         prog=name,
-        description="\n\n".join(part for part in (paragraphs, text) if part),
-        epilog=f"examples:\n{textwrap.indent(textwrap.dedent(examples), '  ')}" if examples else "",
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(
-            prog, max_help_position=28, width=min(80, shutil.get_terminal_size().columns) - 1
+        description=text or "\n\n".join(paragraphs),
+        epilog=examples if is_whole else "",
+        formatter_class=lambda prog: _Help(
+            prog, max_help_position=26, width=min(80, shutil.get_terminal_size().columns) - 1
         ),
         add_help=add_help,
         allow_abbrev=False,
@@ -171,6 +204,7 @@ def _make_parser(
         if parameter.kind is parameter.KEYWORD_ONLY:
             _add(parser, parameter.name, hint, *texts, default=parameter.default)
         else:
+            texts = texts if is_whole else [argparse.SUPPRESS, texts[1]]
             arguments.append(_add_argument(parser, parameter, hint, *texts))
     parser.usage = " ".join([name, *arguments, "[options]"])
     return parser
@@ -196,11 +230,12 @@ def _add(
     parser: Any, name: str, hint: Any, text: str, word: str = "", default: Any = None, **more: Any
 ) -> None:
     """Adds an option; its help ends with its default in brackets."""
-    flags = [*filter(None, [_SHORT.get(name)]), "--" + name.removeprefix("as_").replace("_", "-")]
+    flags = [*filter(None, [_SHORT.get(name)]), _flag_of(name)]
     kind, is_list = _kind_of(hint)
     more = {"dest": name, "default": default, **more}
-    if isinstance(default, str | int | float | Path) and not isinstance(default, bool):
-        text = f"{text} [{default}]"
+    has_default = isinstance(default, str | int | float | Path) and default is not False
+    if has_default and default != argparse.SUPPRESS:
+        text = _with_default(text, str(default))
     more["help"] = text.replace("%", "%%")
     if kind is bool:
         if default is False:
@@ -213,27 +248,41 @@ def _add(
     parser.add_argument(*flags, action=action, **more)
 
 
+def _flag_of(name: str) -> str:
+    """Returns the flag of an option; `as_json` and `config_file` are --json and --config."""
+    return "--" + name.removeprefix("as_").removesuffix("_file").replace("_", "-")
+
+
 def _add_settings(
     parser: argparse.ArgumentParser, config: RunConfig, settings: Sequence[str]
 ) -> None:
     """Adds an option for each of these settings that a configuration has."""
     group = parser.add_argument_group("settings [value in the recipe]")
-    known = _settings_of(config)
+    known = _settings_of(config, settings)
     for name in settings:
         if name in known:
             value = _shown(getattr(config, name))
-            text = f"{known[name].metadata['help']} [{value}]"
+            text = _with_default(known[name].metadata["help"], value)
             hint = get_type_hints(type(config))[name]
             dest = _SETTING + name
             _add(group, name, hint, text, default=argparse.SUPPRESS, dest=dest)
     others = ", ".join(name for name in known if name not in settings)
-    text = f"Another setting; repeat it. --show prints the values of all: {others}."
-    more = {"dest": _SETTING, "default": argparse.SUPPRESS}
-    group.add_argument("--set", action="append", metavar="NAME=VALUE", help=text, **more)
+    text = f"Another setting; repeat it. irpe train RECIPE --show prints the values: {others}."
+    group.add_argument(
+        "--set", action="append", metavar="NAME=VALUE", help=text, dest=_SET,
+        default=argparse.SUPPRESS,
+    )  # fmt: skip
 
 
-def _settings_of(config: RunConfig) -> dict[str, "dataclasses.Field[Any]"]:
-    return {each.name: each for each in dataclasses.fields(config) if each.metadata}
+def _settings_of(config: RunConfig, offered: Sequence[str]) -> dict[str, "dataclasses.Field[Any]"]:
+    """Returns the settings of a configuration, without those that a command decides itself."""
+    own = {*SETTINGS} - {*offered}
+    fields = dataclasses.fields(config)
+    return {each.name: each for each in fields if each.metadata and each.name not in own}
+
+
+def _with_default(text: str, default: str) -> str:
+    return f"{text.removesuffix('.')} [{default}]."
 
 
 def _shown(value: Any) -> str:
@@ -242,11 +291,8 @@ def _shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _read_setting(config: RunConfig, name: str, value: str, text: str) -> Any:
-    """Returns the value in a text NAME=VALUE, of the type of the setting."""
-    if "=" not in text:
-        raise UserError(f"--set {text}: write NAME=VALUE, as in --set min_lr=1e-5")
-    check_choice("setting", name, _settings_of(config))
+def _read_setting(config: RunConfig, name: str, value: str) -> Any:
+    """Returns the value of a setting from its text."""
     try:
         return _reader_of(get_type_hints(type(config))[name])(value)
     except argparse.ArgumentTypeError as error:

@@ -26,7 +26,7 @@ def create(model: str, encoding: str, resolution: int | None, device: str) -> nn
     """
     own = input_size(model)[-1]
     if resolution is not None and resolution < 1:
-        raise UserError(f"image size {resolution} must be 1 or more: pixels, such as {own}")
+        raise UserError(f"resolution = {resolution} must be 1 or more: pixels, such as {own}")
     with torch.device(device):
         made = _create(model, None if resolution == own else resolution)
     return made.eval() if encoding == "none" else equip(made, encoding).eval()

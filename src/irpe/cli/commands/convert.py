@@ -7,7 +7,7 @@ from typing import Annotated
 def convert(
     file: Annotated[Path, "The authors' file; nothing in it is run.", "FILE"],
     *,
-    output: Annotated[Path | None, "Folder for irpe.load_equipped to read.", "DIR"] = None,
+    output: Annotated[Path | None, "Folder to write [FILE without its ending].", "DIR"] = None,
     model: Annotated[str | None, "The authors' name of the model [the file's].", "NAME"] = None,
 ) -> None:
     """Convert a checkpoint that the paper's authors published.

@@ -6,12 +6,17 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated
 
+from irpe.cli.commands.show_run import capture_run, choose
+from irpe.cli.load import find_model, label_of
+from irpe.errors import UserError
+from irpe.files import write_text
+
 
 def explore(
     run: Annotated[Path | None, "Show what this run, or saved model, has learned.", "RUN"] = None,
     *,
     image: Annotated[Path | None, "The picture for RUN [the one in the package].", "FILE"] = None,
-    block: Annotated[list[int] | None, "An equipped attention of RUN; repeat it [all].", "N"] = None,
+    block: Annotated[list[int] | None, "An equipped attention; repeat it [all]."] = None,
     output: Annotated[Path, "The page, .html.", "FILE"] = Path("explorer.html"),
 ) -> None:
     """Open a page to explore encodings and runs: one file, no network.
@@ -22,29 +27,26 @@ def explore(
         irpe explore
         irpe explore runs/laptop -o page.html
     """
-    from irpe.cli.commands.show_run import capture_run, choose
-    from irpe.cli.console import print_lines
-    from irpe.cli.load import find_model, label_of
-    from irpe.errors import UserError
-    from irpe.files import write_text
+    if run is None and (image is not None or block):
+        raise UserError("--image and --block belong to a run: name one, irpe explore RUN")
+    if run is not None:
+        find_model(run)
     from irpe.viz import explorer_page
     from irpe.viz.canvas import check_output
 
     check_output(output, (".html",))
     if run is None:
-        if image is not None or block:
-            raise UserError("--image and --block belong to a run: name one, irpe explore RUN")
         page = explorer_page()
     else:
-        calls, seen = capture_run(find_model(run), [image] if image else [])
+        calls, seen = capture_run(run, [image] if image else [])
         page = explorer_page(choose(calls, block) if block else calls, seen, label_of(run))
     write_text(output, page)
-    print_lines(f"wrote {output}")
+    print(f"wrote {output}")
     if _has_screen():
         webbrowser.open(output.resolve().as_uri())
 
 
 def _has_screen() -> bool:
     """Returns whether somebody sits before a screen on which a browser can open."""
-    has_window = sys.platform in ("darwin", "win32") or {"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ}
-    return bool(has_window) and sys.stdout.isatty()
+    is_named = bool({"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ})
+    return sys.stdout.isatty() and (is_named or sys.platform in ("darwin", "win32"))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 
 def models(
-    names: Annotated[list[str] | None, "Models of timm or transformers to ask about.", "NAME"] = None,
+    names: Annotated[list[str] | None, "Models of timm or transformers.", "NAME"] = None,
     *,
     as_json: Annotated[bool, "Print JSON."] = False,
 ) -> None:
