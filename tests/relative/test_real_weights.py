@@ -8,7 +8,6 @@ import pytest
 import timm
 import torch
 from data import test_data
-from PIL import Image
 from safetensors.torch import load_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 

@@ -9,7 +9,6 @@ from relative.built import make_positional_vit, some_images
 
 import irpe
 from irpe.adapters.equipped import table_names
-from irpe.progress import NoProgress
 
 IMAGES = some_images(24, 32, 32)
 
@@ -55,13 +54,14 @@ def test_training_comes_closer_and_moves_what_it_says(trained):
     assert bool(moved - tables - norms) == (trained == "all")
 
 
-class _InterruptsAt(NoProgress):
-    def __init__(self, step):
-        self.at = step
+def interrupts_at(step):
+    """A listener that ends the work after a step, as Ctrl-C does."""
 
-    def step(self, done, values):
-        if done == self.at:
+    def listen(event):
+        if event.done == step:
             raise KeyboardInterrupt
+
+    return listen
 
 
 def test_an_interrupted_run_leaves_the_model_and_continues(tmp_path):
@@ -71,7 +71,7 @@ def test_an_interrupted_run_leaves_the_model_and_continues(tmp_path):
     before, state = values(model), state_of(model)
     arguments = {"steps": 14, "checkpoint": tmp_path / "steps.pt"}
     with pytest.raises(KeyboardInterrupt):
-        irpe.recalibrate(model, original, IMAGES, progress=_InterruptsAt(12), **arguments)
+        irpe.recalibrate(model, original, IMAGES, listen=interrupts_at(12), **arguments)
     assert all(torch.equal(value, before[name]) for name, value in values(model).items())
     assert state_of(model) == state
     with pytest.raises(irpe.UserError):

@@ -16,7 +16,7 @@ from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
-from irpe.progress import NO_PROGRESS, Progress
+from irpe.progress import Event, Listener, silent
 from irpe.relative.conversion import Agreement, Conversion, SolvedAttention
 from irpe.relative.images import batches_of, eval_mode
 from irpe.relative.lockstep import Lockstep
@@ -53,7 +53,7 @@ def make_relative(
     seed: int = 0,
     batch_size: int = 16,
     newton_steps: int = NEWTON_STEPS,
-    progress: Progress = NO_PROGRESS,
+    listen: Listener = silent,
 ) -> Conversion:
     """Gives a trained model relative tables in the place of its absolute encoding, in place.
 
@@ -76,7 +76,7 @@ def make_relative(
         batch_size: Images at a time.
         newton_steps: How often the solution, of second order in what is missing, is refined for
             the divergence itself; each costs as much as the first.
-        progress: Is told how the work goes.
+        listen: Is called with how the work goes.
 
     Returns:
         What is lost, attention by attention.
@@ -98,7 +98,7 @@ def make_relative(
         changes = apply_equipment(model, call)
         undo.push(changes)
         conversion = _convert(
-            model, original, encoding, solving, held_out, held_labels, newton_steps, progress
+            model, original, encoding, solving, held_out, held_labels, newton_steps, listen
         )
         undo.pop_all()
     remember_undo(model, changes)
@@ -113,13 +113,13 @@ def _convert(
     held_out: Sequence[Tensor],
     labels: Tensor | None,
     newton_steps: int,
-    progress: Progress,
+    listen: Listener,
 ) -> Conversion:
     attentions = equipped_attentions(model)
     with torch.no_grad():
         before = [features_of(model(images)) for images in held_out]
     solved: dict[str, SolvedAttention] = {}
-    progress.start("solving", len(attentions))
+    listen(Event("solving", 0, len(attentions)))
     with Lockstep([original, model], [*solving, *held_out]) as passes:
         while (reached := passes.advance()) is not None:
             batches = [Batch(*each) for each in zip(*reached, strict=True)]
@@ -128,7 +128,8 @@ def _convert(
                 _check_lacks(batches)
                 rpe: Any = attentions[name].rpe
                 flops = solution_flops(rpe, batches[: len(solving)], STEPS) * (newton_steps + 1)
-                progress.report("solving", {"GFLOP": len(attentions) * flops / 1e9})
+                work = f"about {len(attentions) * flops / 1e9:,.0f} GFLOP in products of tables"
+                listen(Event("solving", 0, len(attentions), result=work))
             if name in solved:
                 raise UserError(
                     f"{name} is called more than once in a forward pass: its tables cannot be "
@@ -137,7 +138,8 @@ def _convert(
             rpe = attentions[name].rpe
             train, test = batches[: len(solving)], batches[len(solving) :]
             solved[name] = solve_attention(rpe, train, test, newton_steps)
-            progress.step(len(solved), {"divergence": solved[name].divergence_after})
+            values = {"divergence": solved[name].divergence_after}
+            listen(Event("solving", len(solved), len(attentions), values))
         originals = [features_of(output) for output in passes.outputs(0)[len(solving) :]]
         after = [features_of(output) for output in passes.outputs(1)[len(solving) :]]
     if len(solved) < len(attentions):

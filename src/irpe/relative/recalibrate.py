@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from irpe.adapters.equipped import equipped_attentions, table_names
 from irpe.errors import UserError
 from irpe.files import write_whole
-from irpe.progress import NO_PROGRESS, Progress
+from irpe.progress import Event, Listener, silent
 from irpe.relative.conversion import Agreement
 from irpe.relative.images import batches_of, eval_mode
 from irpe.relative.outputs import tokens_of
@@ -61,7 +61,7 @@ def recalibrate(
     holdout: float = 0.25,
     seed: int = 0,
     checkpoint: Path | None = None,
-    progress: Progress = NO_PROGRESS,
+    listen: Listener = silent,
 ) -> Recalibration:
     """Distils the tokens of the original into a model that was made relative, in place.
 
@@ -82,7 +82,7 @@ def recalibrate(
         seed: Chooses these and the order of the others.
         checkpoint: A file to continue from if it is there, and to write to every few steps. It is
             removed at the end.
-        progress: Is told how the work goes.
+        listen: Is called with how the work goes.
 
     Examples:
         >>> import copy, irpe, timm, torch
@@ -103,7 +103,7 @@ def recalibrate(
         before = _agreement(model, original, held_out)
         with ExitStack() as undo:
             undo.callback(_restore, [(each, each.detach().clone()) for each in model.parameters()])
-            _distil(model, original, parameters, training, steps, seed, checkpoint, progress)
+            _distil(model, original, parameters, training, steps, seed, checkpoint, listen)
             after = _agreement(model, original, held_out)
             undo.pop_all()
     return Recalibration(steps, trained, before, after)
@@ -117,12 +117,12 @@ def _distil(
     steps: int,
     seed: int,
     checkpoint: Path | None,
-    progress: Progress,
+    listen: Listener,
 ) -> None:
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     rates = [group["lr"] for group in optimizer.param_groups]
     first = _load(checkpoint, model, optimizer, steps)
-    progress.start("recalibrating", steps, first)
+    listen(Event("recalibrating", first, steps))
     for step in range(first, steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate * (1 + math.cos(math.pi * step / steps)) / 2
@@ -134,7 +134,7 @@ def _distil(
         loss.backward()
         nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], 1.0)
         optimizer.step()
-        progress.step(step + 1, {"loss": loss.item()})
+        listen(Event("recalibrating", step + 1, steps, {"loss": loss.item()}))
         if checkpoint is not None and (step + 1) % _SAVE_EVERY == 0:
             _save(checkpoint, model, optimizer, step + 1, steps)
     if checkpoint is not None:
