@@ -1,6 +1,6 @@
 """What a pretrained model that was made relative can and cannot do.
 
-python -m benchmarks.relative --weights WEIGHTS --data TINY_IMAGENET_29 [--only NAME] [--list]
+python -m benchmarks.relative --weights WEIGHTS --data TINY_IMAGENET_29 [--only CELL ...] [--list]
 
 WEIGHTS is vit_small_patch14_reg4_dinov2.safetensors: a DINOv2 ViT-S/14 with registers that others
 trained further. A linear head is fitted once, on features of the original at 112 pixels, and stays
@@ -325,10 +325,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--only", help="the cells whose name begins with this")
+    parser.add_argument(
+        "--only", nargs="+", choices=CELLS, metavar="CELL", help="these cells alone"
+    )
     parser.add_argument("--list", action="store_true", help="name the cells and leave")
     arguments = parser.parse_args()
-    names = [name for name in CELLS if name.startswith(arguments.only or "")]
+    names = arguments.only or list(CELLS)
     if arguments.list:
         print("\n".join(names))
         return
