@@ -38,9 +38,9 @@ def make_relative(
     conversion.json and conversion.png.
 
     Examples:
-        irpe make-relative vit_small_patch16_224 --images photos -o relative
-        irpe make-relative vit_small_patch16_224 --weights it.safetensors --images photos -o out
-        irpe make-relative runs/laptop --images photos --encoding product-bias-k -o out
+        irpe make-relative vit_small_patch16_224 --images photos -o out
+        irpe make-relative deit_tiny_patch16_224 --weights w.pth --images in -o out
+        irpe make-relative runs/laptop --images photos --count 32 -o out
     """
     import copy
 
