@@ -27,7 +27,7 @@ from irpe.adapters.grids import LAST
 from irpe.adapters.hosts import host_named, hosts_of
 from irpe.adapters.swaps import Swap, undo_change
 from irpe.core.encodings import parse_encoding
-from irpe.errors import MissingFileError, UserError
+from irpe.errors import MissingFileError, TakenPathError, UserError
 from irpe.extras import require
 from irpe.files import (
     check_json,
@@ -236,7 +236,7 @@ def _check_directory(path: Path) -> None:
     if is_free and not (path / _DESCRIPTION).is_file():
         is_free = all(map(_is_of_a_killed_save, path.iterdir()))
     if not is_free:
-        raise FileExistsError(
+        raise TakenPathError(
             f"{path} exists and is not an equipped model: choose another path, or remove it first"
         )
 
