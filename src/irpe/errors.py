@@ -25,10 +25,6 @@ class MissingFileError(UserError, FileNotFoundError):
     """A file or directory that is not there."""
 
 
-class UserStateError(UserError, RuntimeError):
-    """A state that does not allow what was asked for."""
-
-
 class MissingExtraError(UserError, ModuleNotFoundError):
     """A library that is not installed; the message names the extra that brings it."""
 

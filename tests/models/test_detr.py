@@ -1,6 +1,7 @@
 """DETR by the names of its original release."""
 
 from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
