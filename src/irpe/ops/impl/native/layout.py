@@ -7,6 +7,7 @@ TOKENS = (
     *("q", "k", "v", "table_q", "table_k"),
     *("out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_table_q", "grad_table_k"),
 )
+TABLES = ("query", "key", "value", "bias")
 
 
 class Tokens(ctypes.Structure):
@@ -41,7 +42,7 @@ class Call(ctypes.Structure):
         *((n, INT) for n in ("batch", "heads", "queries", "keys", "dim", "num_maps", "threads")),
         ("scale", ctypes.c_double),
         *((name, Tokens) for name in TOKENS),
-        *((name, Table) for name in ("query", "key", "value", "bias")),
+        *((name, Table) for name in TABLES),
         ("mask", Mask),
         ("maps", ctypes.POINTER(Map)),
         ("normalizers", POINTER),
@@ -49,4 +50,4 @@ class Call(ctypes.Structure):
     ]
 
 
-NO_MEMORY, BAD_ID, NO_THREADS = 1, 2, 3  # what a kernel returns; 0 if it is done
+NO_MEMORY = 1  # what a kernel returns without memory; 0 if it is done

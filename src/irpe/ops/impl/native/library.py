@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from irpe.ops.impl.native.build import WIDTHS, library_path, source_hash
-from irpe.ops.impl.native.layout import NO_MEMORY, Call, Map, Mask, Table, Tokens
+from irpe.ops.impl.native.layout import NO_MEMORY, TABLES, TOKENS, Call, Map, Mask, Table, Tokens
 
 WORK_OF_A_THREAD = 2**19  # multiplications, below which another thread does not pay
-_OF_KEYS = ("k", "v", "grad_k", "grad_v")
-_TABLES = ("query", "key", "value", "bias")
 _ID_TYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
@@ -64,16 +62,18 @@ def why_unavailable() -> str | None:
 
 
 class Inputs(NamedTuple):
-    """A call as the kernels take it: float32, the tables of all maps in one.
+    """A call as the kernels take it: float32, with one table of each kind.
 
     Args:
         q: Queries.
         k: Keys.
         v: Values.
-        query_table: r^Q, the rows in use of all maps, one after the other; or `None`.
-        key_table: r^K.
-        value_table: r^V.
-        bias_table: The scalars in use.
+        table_q: The queries that the key table meets; `None` if they are q.
+        table_k: The keys that the query table meets; `None` if they are k.
+        query: r^Q, the rows in use of all maps, one after the other; or `None`.
+        key: r^K.
+        value: r^V.
+        bias: The scalars in use.
         mask: Four axes, each full or 1: booleans, or floats to add.
         ids: The compact ids of each map.
         rows: How many table rows each map uses.
@@ -83,36 +83,47 @@ class Inputs(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    query_table: Tensor | None
-    key_table: Tensor | None
-    value_table: Tensor | None
-    bias_table: Tensor | None
+    table_q: Tensor | None
+    table_k: Tensor | None
+    query: Tensor | None
+    key: Tensor | None
+    value: Tensor | None
+    bias: Tensor | None
     mask: Tensor | None
     ids: Sequence[Tensor]
     rows: Sequence[int]
     scale: float
 
 
+def outputs(q: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns an empty output, in the order that models want next, and empty normalizers."""
+    batch, heads, queries, dim = q.shape
+    out = q.new_empty(batch, queries, heads, dim).transpose(1, 2)
+    return out, q.new_empty(2, batch, heads, queries)
+
+
 def forward(x: Inputs) -> tuple[Tensor, Tensor]:
     """Returns the output and the normalizers of the queries, which the backward pass needs."""
-    batch, heads, queries, dim = x.q.shape
-    out = x.q.new_empty(batch, queries, heads, dim).transpose(1, 2)  # what models want next
-    normalizers = x.q.new_empty(2, batch, heads, queries)
-    if _has_pairs(x):
-        _run("irpe_forward", x, {"out": out}, normalizers, [None] * 4)
-    return (out if _has_pairs(x) else out.zero_()), normalizers
+    out, normalizers = outputs(x.q)
+    if not _has_pairs(x):
+        return out.zero_(), normalizers
+    _run("irpe_forward", x, {"out": out}, normalizers, {})
+    return out, normalizers
 
 
 def backward(x: Inputs, out: Tensor, normalizers: Tensor, grad: Tensor) -> list[Tensor | None]:
-    """Returns the gradients of the first seven inputs."""
-    tokens = {"grad_q": x.q, "grad_k": x.k, "grad_v": x.v}
-    of_tokens = {name: torch.empty_like(tensor) for name, tensor in tokens.items()}
-    of_tables = [None if t is None else t.new_empty(t.shape) for t in x[3:7]]
-    found = [*of_tokens.values(), *of_tables]
+    """Returns the gradients of the first nine inputs."""
+    inputs = {name: x[index] for index, name in enumerate(Inputs._fields[:9])}
+    dense = torch.contiguous_format
+    found = {
+        f"grad_{name}": None if t is None else torch.empty_like(t, memory_format=dense)
+        for name, t in inputs.items()
+    }
     if not _has_pairs(x):
-        return [None if g is None else g.zero_() for g in found]
-    _run("irpe_backward", x, {"out": out, "grad_out": grad, **of_tokens}, normalizers, of_tables)
-    return found
+        return [None if t is None else t.zero_() for t in found.values()]
+    written = {name: t for name, t in found.items() if t is not None}
+    _run("irpe_backward", x, {"out": out, "grad_out": grad}, normalizers, written)
+    return list(found.values())
 
 
 def _has_pairs(x: Inputs) -> bool:
@@ -124,52 +135,56 @@ def _run(
     x: Inputs,
     others: dict[str, Tensor],
     normalizers: Tensor,
-    gradients: Sequence[Tensor | None],
+    gradients: dict[str, Tensor],
 ) -> None:
-    """Calls a kernel. All that it reads or writes is checked here: it trusts what it is given."""
+    """Calls a kernel. All that it reads and writes is checked here: it trusts what it is given."""
     library, alive = load(), [normalizers]
-    (batch, heads, queries, dim), keys = x.q.shape, x.k.shape[2]
+    (batch, heads, queries, dim), keys, rows = x.q.shape, x.k.shape[2], sum(x.rows)
     work = batch * heads * queries * keys * dim
     threads = min(torch.get_num_threads(), 1 + work // WORK_OF_A_THREAD)
     call = Call(batch, heads, queries, keys, dim, len(x.ids), threads, x.scale)
     call.parallel_for = library.parallel_for
-    for field, tensor in {"q": x.q, "k": x.k, "v": x.v, **others}.items():
-        count = keys if field in _OF_KEYS else queries
+
+    tokens = dict(zip(Inputs._fields[:5], x[:5], strict=True)) | others
+    for field in TOKENS:
+        tensor = tokens.get(field, gradients.get(field))
+        if tensor is None:
+            continue
+        count = keys if field.endswith(("k", "v")) else queries
         _check(field, tensor, torch.float32, (batch, heads, count, dim))
-        if tensor.stride(3) != 1 and dim > 1:
-            if field.startswith("grad_") and field != "grad_out":
-                raise ValueError(f"{field} is written to, but its last axis is not dense")
+        if dim > 1 and tensor.stride(3) != 1:
+            if field in gradients or field == "out":
+                raise ValueError(f"{field} has strides {tensor.stride()}: its last axis is dense")
             tensor = tensor.contiguous()
         alive.append(tensor)
         setattr(call, field, Tokens(tensor.data_ptr(), *tensor.stride()[:3]))
-    rows = sum(x.rows)
-    for field, table, gradient in zip(_TABLES, x[3:7], gradients, strict=True):
+    for field in TABLES:
+        table, gradient = getattr(x, field), gradients.get(f"grad_{field}")
         if table is None:
             continue
-        per_head = table.shape[0] if table.shape[0] in (1, heads) else 1
-        shape = (per_head, rows) if field == "bias" else (per_head, rows, dim)
-        _check(field, table, torch.float32, shape)
+        of_heads = table.shape[0] if table.shape[0] in (1, heads) else heads
+        shape = (of_heads, rows) if field == "bias" else (of_heads, rows, dim)
+        for tensor in (table, gradient):
+            if tensor is not None:
+                _check(field, tensor, torch.float32, shape)
         alive.append(table := table.contiguous())
-        pointer = None
-        if gradient is not None:
-            _check(f"grad_{field}", gradient, torch.float32, shape)
-            pointer = gradient.data_ptr()
-        setattr(call, field, Table(table.data_ptr(), pointer, per_head))
+        pointer = None if gradient is None else gradient.data_ptr()
+        setattr(call, field, Table(table.data_ptr(), pointer, of_heads))
     if x.mask is not None:
         call.mask = _mask(x.mask, (batch, heads, queries, keys))
     _check("normalizers", normalizers, torch.float32, (2, batch, heads, queries))
+    call.normalizers = normalizers.data_ptr()
     plans = [
-        _plans(ids, rows, (queries, keys), x.query_table is not None)
-        for ids, rows in zip(x.ids, x.rows, strict=True)
+        _plans(ids, count, (queries, keys), x.query is not None)
+        for ids, count in zip(x.ids, x.rows, strict=True)
     ]
     call.maps = (Map * len(plans))(*(plan.as_map for plan in plans))
-    call.normalizers = normalizers.data_ptr()
     status = getattr(library, name)(ctypes.byref(call))
-    del alive
+    del alive, plans  # they had to live until here
     if status == NO_MEMORY:
         raise MemoryError(f"attention of {queries:,} queries and {keys:,} keys, {threads} threads")
     if status:
-        raise RuntimeError(f"{name}: status {status}")
+        raise RuntimeError(f"{name} returned {status}")
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -30,8 +30,7 @@ struct KeyGradients {
 class Worker {
  public:
   Worker(const Call& call, long number, float* memory, bool backward);
-  void forward();
-  void backward();
+  void run(bool backward);
   void add_gradients(bool is_first);
   float* end;  // of its memory
 
@@ -54,6 +53,9 @@ class Worker {
   void to_lanes(const Tokens& x, Range tokens, float factor, float* out) const {
     transpose_rows(at(x, tokens.first), tokens.count, call.dim, factor, lanes(out), true);
   }
+  void to_rows(const Tokens& x, Range tokens, float factor, float* out) const {
+    copy_rows(at(x, tokens.first), tokens.count, call.dim, factor, padded(out));
+  }
   void from_lanes(float* in, Range tokens, float factor, const Tokens& x) const {
     transpose_rows(lanes(in), call.dim, tokens.count, factor, at(x, tokens.first), false);
   }
@@ -61,10 +63,6 @@ class Worker {
   template <class T>
   T* of_head(const Table& table, T* all, long width) const {
     return table.data ? all + (table.heads > 1 ? head * rows * width : 0) : nullptr;
-  }
-  Range queries_of(long item) const {
-    long first = item % query_blocks * query_size;
-    return {first, smaller(query_size, call.queries - first)};
   }
   Range keys_of(long block) const {
     return {block * key_size, smaller(key_size, call.keys - block * key_size)};
@@ -244,13 +242,6 @@ void Worker::forward_item(Range queries) {
   memcpy(kept + c.batch * c.heads * c.queries, sum, count * sizeof(float));
 }
 
-void Worker::forward() {
-  for (long item = first_item; item < last_item; ++item) {
-    if (item == first_item || item % query_blocks == 0) begin_head(item);
-    forward_item(queries_of(item));
-  }
-}
-
 // Reads what is known of a block of queries: their gradients, normalizers, and the weighted mean of
 // the gradients of their weights, which is out . grad.
 void Worker::begin_gradients(Range queries) {
@@ -258,9 +249,9 @@ void Worker::begin_gradients(Range queries) {
   long count = queries.count;
   to_lanes(c.out, queries, 1, out_lanes);
   to_lanes(c.grad_out, queries, 1, grad_lanes);
-  pack_rows(at(c.grad_out, queries.first), count, c.dim, 1.0f, grad_rows);
-  pack_rows(at(c.q, queries.first), count, c.dim, c.scale, q_rows);
-  if (c.table_q.data) pack_rows(at(c.table_q, queries.first), count, c.dim, c.scale, table_q_rows);
+  to_rows(c.grad_out, queries, 1, grad_rows);
+  to_rows(c.q, queries, c.scale, q_rows);
+  if (c.table_q.data) to_rows(c.table_q, queries, c.scale, table_q_rows);
   const float* kept = c.normalizers + (image * c.heads + head) * c.queries + queries.first;
   memcpy(top, kept, count * sizeof(float));
   memcpy(sum, kept + c.batch * c.heads * c.queries, count * sizeof(float));
@@ -331,8 +322,8 @@ void Worker::end_head() {
   const Call& c = call;
   bool is_rotated = c.table_k.data;
   if (query_table) {
-    pack_rows({const_cast<float*>(query_table), c.dim}, rows, c.dim, c.scale, query_rows);
-    pack_rows(at(is_rotated ? c.table_k : c.k, 0), c.keys, c.dim, c.scale, k_rows);
+    copy_rows({const_cast<float*>(query_table), c.dim}, rows, c.dim, c.scale, padded(query_rows));
+    to_rows(is_rotated ? c.table_k : c.k, {0, c.keys}, c.scale, k_rows);
     multiply(rows, dim / WIDTH, c.keys, {key_sums, padded_keys, 1}, padded(k_rows),
              padded(of_head(c.query, sum_query, dim)), true);
     multiply(c.keys, dim / WIDTH, rows, {key_sums, 1, padded_keys}, padded(query_rows),
@@ -343,45 +334,43 @@ void Worker::end_head() {
 
 // Writes the gradients of a head's keys, or adds them to what is there.
 void Worker::add_keys(const KeyGradients& sums, bool adds) const {
-  auto add = [&](const Tokens& x, const float* rows) {
-    for (long j = 0; x.data && j < call.keys; ++j, rows += dim)
-      for (long e = 0; e < call.dim; ++e) {
-        float* out = at(x, j).data + e;
-        *out = (adds ? *out : 0) + rows[e];
-      }
+  auto add = [&](const Tokens& x, float* data) {
+    if (x.data) copy_rows(padded(data), call.keys, call.dim, 1, at(x, 0), adds);
   };
   add(call.grad_k, sums.k), add(call.grad_v, sums.v), add(call.grad_table_k, sums.table_k);
 }
 
-void Worker::backward() {
-  memset(sum_query, 0, (end - sum_query) * sizeof(float));  // the sums of all tables
-  for (long item = first_item; item < last_item; ++item) {
-    bool is_first = item == first_item || item % query_blocks == 0;
-    if (is_first) {
-      begin_head(item);
-      of_keys = item % query_blocks ? &begun : &own;
-      if (query_table) memset(key_sums, 0, rows * padded_keys * sizeof(float));
-    }
-    backward_item(queries_of(item), !is_first);
-    if (item + 1 == last_item || (item + 1) % query_blocks == 0) end_head();
-  }
-}
-
-// Adds what a worker has to the gradients of the tables, and to those of the head that it found
-// begun.
+// Adds what a worker has to the gradients of the tables, and to those of the head it found begun.
 void Worker::add_gradients(bool is_first) {
-  auto add = [&](const Table& table, const float* sums, long width, long stride, float factor) {
-    for (long r = 0; table.data && r < table.heads * rows; ++r)
-      for (long e = 0; e < width; ++e) {
-        float* out = table.gradient + r * width + e;
-        *out = (is_first ? 0 : *out) + sums[r * stride + e] * factor;
-      }
+  auto add = [&](const Table& table, float* sums, long width, long stride, float factor) {
+    if (table.data)
+      copy_rows({sums, stride}, table.heads * rows, width, factor, {table.gradient, width},
+                !is_first);
   };
   add(call.query, sum_query, call.dim, dim, 1), add(call.key, sum_key, call.dim, dim, 1);
   add(call.value, sum_value, call.dim, dim, 1), add(call.bias, sum_bias, 1, 1, call.scale);
   if (first_item == last_item || first_item % query_blocks == 0) return;
   image = first_item / query_blocks / call.heads, head = first_item / query_blocks % call.heads;
   add_keys(begun, true);
+}
+
+void Worker::run(bool backward) {
+  if (backward) {
+    memset(q_rows, 0, (key_scores - q_rows) * sizeof(float));  // what lies between rows stays 0
+    memset(sum_query, 0, (end - sum_query) * sizeof(float));   // the sums of all tables
+  }
+  for (long item = first_item; item < last_item; ++item) {
+    bool is_first = item == first_item || item % query_blocks == 0;
+    if (is_first) {
+      begin_head(item);
+      of_keys = item % query_blocks ? &begun : &own;
+      if (backward && query_table) memset(key_sums, 0, rows * padded_keys * sizeof(float));
+    }
+    long first = item % query_blocks * query_size;
+    Range queries = {first, smaller(query_size, call.queries - first)};
+    backward ? backward_item(queries, !is_first) : forward_item(queries);
+    if (backward && (item + 1 == last_item || (item + 1) % query_blocks == 0)) end_head();
+  }
 }
 
 // A pass over a call, with the memory of all its workers.
@@ -395,8 +384,7 @@ struct Pass {
 
   static void work(int64_t begin, int64_t end, void* context) {
     const Pass& pass = *static_cast<const Pass*>(context);
-    for (; begin < end; ++begin)
-      pass.backward ? pass.worker(begin).backward() : pass.worker(begin).forward();
+    for (; begin < end; ++begin) pass.worker(begin).run(pass.backward);
   }
 };
 

@@ -24,12 +24,10 @@ static void transpose_rows(Rows in, long height, long width, float factor, Rows 
     }
 }
 
-// Copies rows, each followed by zeros up to a whole number of vectors.
-static void pack_rows(Rows in, long count, long dim, float factor, float* out) {
-  for (long padded = round_up(dim); count > 0; --count, in.data += in.stride, out += padded) {
-    for (long e = 0; e < dim; ++e) out[e] = in.data[e] * factor;
-    for (long e = dim; e < padded; ++e) out[e] = 0;
-  }
+// Copies rows of `width` elements, times a factor, or adds them.
+static void copy_rows(Rows in, long count, long width, float factor, Rows out, bool adds = false) {
+  for (; count > 0; --count, in.data += in.stride, out.data += out.stride)
+    for (long e = 0; e < width; ++e) out.data[e] = (adds ? out.data[e] : 0) + in.data[e] * factor;
 }
 
 // An element of a mask as a float: for booleans 0 where a key takes part, -infinity where not.
