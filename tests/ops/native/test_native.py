@@ -14,6 +14,7 @@ from cases import Case, assert_all_close
 from hostile import native as random_calls
 from hostile.cases import run
 from pairs import all_pairs, text
+from torch.utils.flop_counter import FlopCounterMode
 
 import irpe
 from irpe import BucketMap, Clip, Piecewise, RPESpec, rpe_attention
@@ -277,6 +278,21 @@ def test_an_exported_program_has_operators_of_pytorch():
     exported = torch.export.export(attention, (torch.randn(1, 15, 16),), {"grid": (3, 5)})
     names = {str(node.target) for node in exported.graph.nodes}
     assert not any(name.startswith("irpe") for name in names)
+
+
+def test_operations_are_counted():
+    """Where a counter looks on, the products are those of PyTorch; a compiled one has a formula."""
+    case, tokens = make_case("qkv", (7, 8), 1, batch=2, heads=3, dim=8), 2 * 3 * 57 * 8
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        case.attention("auto")
+    assert counter.get_total_flops() == 2 * tokens * (2 * 57 + 150)
+    with FlopCounterMode(display=False) as counter:
+        arguments = _operator_arguments(case)
+        out, *kept = torch.ops.irpe.native.default(*arguments)
+    assert counter.get_total_flops() == 2 * tokens * (2 * 57 + 150)
+    with FlopCounterMode(display=False) as counter:
+        torch.ops.irpe.native_backward.default(out, [out, *kept], False, *arguments[:-1])
+    assert counter.get_total_flops() == 2 * tokens * (5 * 57 + 8 * 50)
 
 
 @pytest.mark.parametrize(

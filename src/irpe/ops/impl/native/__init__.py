@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
+from torch.nn import Parameter
 
 from irpe.core.constants import traced_as_constant
 from irpe.ops.call import AttentionCall, head_slices
@@ -32,6 +33,7 @@ def supports(call: AttentionCall) -> str | None:
         (any(m.compact_ids.ndim == 3 for m in call.maps), "the maps differ between images"),
         (rows > _MOST_ROWS, f"{rows:,} table rows are in use, more than {_MOST_ROWS:,}"),
         (is_transformed(), "torch.func and forward-mode differentiation need plain operators"),
+        (_is_watched(call.q), "a dispatch mode or a tensor's class looks at PyTorch's operators"),
     )
     return next((reason for applies, reason in reasons if applies), None)
 
@@ -44,6 +46,13 @@ def attention(call: AttentionCall) -> Tokens:
 @traced_as_constant
 def _why_unavailable() -> str | None:
     return library.why_unavailable()
+
+
+def _is_watched(q: Tensor) -> bool:
+    """Tells whether something, such as a counter of operations, would miss what is computed."""
+    if torch.compiler.is_compiling():  # then it is an operator
+        return False
+    return torch._C._len_torch_dispatch_stack() > 0 or type(q) not in (Tensor, Parameter)
 
 
 class NativePasses:
