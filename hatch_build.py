@@ -15,7 +15,7 @@ PACKAGE = "src/irpe/ops/impl/native"
 TAG = "py3-none-manylinux_2_17_x86_64"  # libc alone, of 2012 (tests/ops/native/test_build.py)
 
 
-class NativeHook(BuildHookInterface):  # pyright: ignore[reportMissingTypeArgument]
+class NativeHook(BuildHookInterface):
     """Compiles, and says what it did."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:

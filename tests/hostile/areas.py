@@ -53,7 +53,9 @@ def run_area(name, size, folder):
         return run(runs.cases(0, count, folder))
     if name == "interruption":
         return run(interruption.cases(0, count, folder))
-    return run({"native": native, "operators": operators, "transforms": transforms}[name].cases(0, count))
+    return run(
+        {"native": native, "operators": operators, "transforms": transforms}[name].cases(0, count)
+    )
 
 
 def run_disks(count, folder, kinds):

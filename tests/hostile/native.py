@@ -131,7 +131,9 @@ def check(seed):
     finally:
         torch.set_num_threads(threads)
         library.WORK_OF_A_THREAD = work
-    for index, (actual, expected) in enumerate(zip(found, run("reference", torch.float64), strict=True)):
+    for index, (actual, expected) in enumerate(
+        zip(found, run("reference", torch.float64), strict=True)
+    ):
         size = max(1.0, float(expected.detach().abs().max()))
         error = float((actual - expected).detach().abs().max())
         if not error <= TOLERANCE * size:

@@ -112,7 +112,8 @@ library.library_path = lambda width: build.library_path(width, pathlib.Path({str
 assert library.why_unavailable() is None, library.why_unavailable()
 found = run(native.cases(2, 1000))
 assert found.cases == 1000 and not found.failures, found.failures[:3]
-sys.exit(pytest.main(["-n", "0", "-q", "-x", "-p", "no:cacheprovider", {str(HERE / "test_native.py")!r}]))
+tests = {str(HERE / "test_native.py")!r}
+sys.exit(pytest.main(["-n", "0", "-q", "-x", "-p", "no:cacheprovider", tests]))
 """
     environment = os.environ | {
         "LD_PRELOAD": " ".join(x.strip() for x in libraries),

@@ -1,4 +1,4 @@
-"""The compiled kernels: equal to the reference, safe, and the same bits for one number of threads."""
+"""The compiled kernels: equal to the reference, safe, the same bits for one number of threads."""
 
 import math
 import multiprocessing
@@ -81,7 +81,11 @@ def test_outputs_and_gradients_equal_the_reference(factors, threads):
     threads(f.pop("threads"))
     layout = f.pop("layout")
     case = make_case(
-        grid=grid, prefix=prefix, is_rotated=layout == "rotated", is_strided=layout == "strided", **f
+        grid=grid,
+        prefix=prefix,
+        is_rotated=layout == "rotated",
+        is_strided=layout == "strided",
+        **f,
     )
     expected = expected_of(case)
     assert_all_close(results(case, "native"), expected, 5e-5)
@@ -99,7 +103,7 @@ def test_several_blocks_of_keys(targets, mask, threads):
 
 
 def test_random_calls():
-    """A part of the campaign in tests/hostile: sizes, maps, tables, masks and layouts of any kind."""
+    """A part of the campaign in tests/hostile: any sizes, maps, tables, masks and layouts."""
     count = run(random_calls.cases(1, 150))
     assert count.cases == 150
     assert not count.failures, "\n".join(count.failures[:5])
@@ -250,15 +254,19 @@ def test_a_compiler_sees_one_operator():
     (targets,) = graphs
     assert torch.ops.irpe.native.default in targets
     torch.library.opcheck(
-        torch.ops.irpe.native.default, _operator_arguments(case), test_utils=["test_schema", "test_faketensor"]
+        torch.ops.irpe.native.default,
+        _operator_arguments(case),
+        test_utils=["test_schema", "test_faketensor"],
     )
 
 
 def _operator_arguments(case):
     q, k, v = (x.detach() for x in (case.q, case.k, case.v))
+    names = ("query_tables", "key_tables", "value_tables", "bias_tables")
+    (bucket_map,) = case.maps
     tables = [
-        [t.detach()[:, m.used_rows] for t, m in zip(case.tables.get(name, ()), case.maps, strict=False)]
-        for name in ("query_tables", "key_tables", "value_tables", "bias_tables")
+        [table.detach()[:, bucket_map.used_rows] for table in case.tables.get(name, ())]
+        for name in names
     ]
     ids = [m.compact_ids for m in case.maps]
     return (q, k, v, None, None, None, *tables, ids, [], 0.5, 0.0, None, True)
@@ -323,7 +331,7 @@ def test_maps_of_each_image_and_very_many_rows_go_elsewhere():
     for bucket_map, k in ((of_each, q), (many, torch.randn(2, 1, 1000, 4))):
         table = torch.randn(1, bucket_map.num_buckets, 4)
         expected = rpe_attention(q, k, k, [bucket_map], key_tables=[table], impl="reference")
-        with pytest.raises(irpe.UserError, match="maps differ|70,000 table rows"):
+        with pytest.raises(irpe.UserError, match=r"maps differ|70,000 table rows"):
             rpe_attention(q, k, k, [bucket_map], key_tables=[table], impl="native")
         found = rpe_attention(q, k, k, [bucket_map], key_tables=[table])
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

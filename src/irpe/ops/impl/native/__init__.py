@@ -76,26 +76,30 @@ class NativePasses:
     ) -> Gradients:
         """Returns the gradients; a mask that needs one is refused before."""
         out, normalizers = kept
-        q, k, v, table_q, table_k, *joined = library.backward(
-            _inputs(call), out, normalizers, grad
-        )
+        tokens, joined = library.backward(_inputs(call), out, normalizers, grad)
         tables: list[Tensor] = []
         for kind, gradient in zip(call[6:10], joined, strict=True):
             if gradient is not None:
                 tables += _split(gradient, kind, call.q.shape[3])
-        return Gradients(q, k, v, table_q, table_k, None, tables)
+        return Gradients(*tokens, None, tables)  # pyright: ignore
 
 
 def _inputs(call: AttentionCall) -> Inputs:
     dim = call.q.shape[3]
     return Inputs(
-        *call[:5],
-        *(_join(kind, dim) for kind in call[6:9]),
-        _join(call.bias_tables, 0),
-        call.mask,
-        [bucket_map.compact_ids for bucket_map in call.maps],
-        [bucket_map.num_used_buckets for bucket_map in call.maps],
-        call.scale,
+        q=call.q,
+        k=call.k,
+        v=call.v,
+        table_q=call.table_q,
+        table_k=call.table_k,
+        query=_join(call.query_tables, dim),
+        key=_join(call.key_tables, dim),
+        value=_join(call.value_tables, dim),
+        bias=_join(call.bias_tables, 0),
+        mask=call.mask,
+        ids=[bucket_map.compact_ids for bucket_map in call.maps],
+        rows=[bucket_map.num_used_buckets for bucket_map in call.maps],
+        scale=call.scale,
     )
 
 

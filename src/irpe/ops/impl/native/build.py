@@ -1,7 +1,7 @@
 """Compiles the kernels: one library for each vector width, of sources that need nothing but libc.
 
-`python -m irpe.ops.impl.native.build` compiles them into the source tree; an installation does it by
-the build hook. This file knows neither torch nor the rest of the package.
+An installation compiles them by the build hook, and running this file does it in the source tree.
+It knows neither torch nor the rest of the package.
 """
 
 import hashlib

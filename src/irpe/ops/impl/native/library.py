@@ -18,23 +18,26 @@ WORK_OF_A_THREAD = 2**19  # multiplications, below which another thread does not
 _ID_TYPES = (torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
-class Unavailable(Exception):
+class UnavailableError(Exception):
     """Says why there is no compiled library."""
 
 
 @cache
 def load() -> Any:
-    """Returns the library for this processor; raises `Unavailable` where there is none."""
+    """Returns the library for this processor; raises `UnavailableError` where there is none."""
     if os.environ.get("IRPE_NATIVE") == "0":
-        raise Unavailable("it is switched off by IRPE_NATIVE=0")
+        raise UnavailableError("it is switched off by IRPE_NATIVE=0")
     width = torch.backends.cpu.get_cpu_capability()
     if width not in WIDTHS:
-        raise Unavailable(f"it is compiled for {' and '.join(WIDTHS)}; PyTorch uses {width} here")
+        raise UnavailableError(
+            f"it is compiled for {' and '.join(WIDTHS)}; PyTorch uses {width} here"
+        )
     path = library_path(width)
     if not path.exists():
-        raise Unavailable("this installation has no compiled library")
+        raise UnavailableError("this installation has no compiled library")
     try:
-        library, torch_cpu = ctypes.CDLL(str(path)), ctypes.CDLL("libtorch_cpu.so")
+        library: Any = ctypes.CDLL(str(path))
+        torch_cpu = ctypes.CDLL("libtorch_cpu.so")
         library.parallel_for = ctypes.cast(torch_cpu.torch_parallel_for, ctypes.c_void_p)
         library.irpe_hash.restype = ctypes.c_char_p
         library.irpe_size_of_call.restype = ctypes.c_int64
@@ -46,9 +49,9 @@ def load() -> Any:
         library.irpe_free.restype = None
         hashed, size = library.irpe_hash().decode(), library.irpe_size_of_call()
     except (OSError, AttributeError) as error:
-        raise Unavailable(f"{path.name} cannot be loaded ({error}): reinstall irpe") from error
+        raise UnavailableError(f"{path.name} cannot be loaded ({error}): reinstall irpe") from error
     if hashed != source_hash() or size != ctypes.sizeof(Call):
-        raise Unavailable(f"{path.name} is older than its sources: reinstall irpe")
+        raise UnavailableError(f"{path.name} is older than its sources: reinstall irpe")
     return library
 
 
@@ -56,7 +59,7 @@ def why_unavailable() -> str | None:
     """Returns why there is no compiled library, or `None` if there is."""
     try:
         load()
-    except Unavailable as error:
+    except UnavailableError as error:
         return str(error)
     return None
 
@@ -111,19 +114,20 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor]:
     return out, normalizers
 
 
-def backward(x: Inputs, out: Tensor, normalizers: Tensor, grad: Tensor) -> list[Tensor | None]:
-    """Returns the gradients of the first nine inputs."""
-    inputs = {name: x[index] for index, name in enumerate(Inputs._fields[:9])}
+def backward(
+    x: Inputs, out: Tensor, normalizers: Tensor, grad: Tensor
+) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    """Returns the gradients of the first five inputs, and those of the tables."""
+    inputs = (x.q, x.k, x.v, x.table_q, x.table_k, x.query, x.key, x.value, x.bias)
     dense = torch.contiguous_format
-    found = {
-        f"grad_{name}": None if t is None else torch.empty_like(t, memory_format=dense)
-        for name, t in inputs.items()
-    }
-    if not _has_pairs(x):
-        return [None if t is None else t.zero_() for t in found.values()]
-    written = {name: t for name, t in found.items() if t is not None}
-    _run("irpe_backward", x, {"out": out, "grad_out": grad}, normalizers, written)
-    return list(found.values())
+    found = [None if t is None else torch.empty_like(t, memory_format=dense) for t in inputs]
+    if _has_pairs(x):
+        names = (f"grad_{name}" for name in x._fields)
+        written = {n: t for n, t in zip(names, found, strict=False) if t is not None}
+        _run("irpe_backward", x, {"out": out, "grad_out": grad}, normalizers, written)
+    else:
+        found = [None if t is None else t.zero_() for t in found]
+    return found[:5], found[5:]
 
 
 def _has_pairs(x: Inputs) -> bool:
