@@ -45,6 +45,20 @@ def test_a_library_that_is_none_is_not_used(fresh):
     assert "reinstall" in library.why_unavailable()
 
 
+def test_the_version_says_what_is_installed(monkeypatch, tmp_path):
+    monkeypatch.delenv("IRPE_NATIVE", raising=False)
+    monkeypatch.setattr(build, "library_path", lambda width: tmp_path / width)
+    assert "no compiled kernels" in build.installed()
+    for name in build.WIDTHS:
+        (tmp_path / name).write_bytes(b"older")
+    assert "reinstall" in build.installed()
+    for name in build.WIDTHS:
+        (tmp_path / name).write_bytes(build.source_hash().encode())
+    assert "AVX2 and AVX512" in build.installed()
+    monkeypatch.setenv("IRPE_NATIVE", "0")
+    assert "switched off" in build.installed()
+
+
 def test_the_hash_is_that_of_sources_and_layout(monkeypatch, tmp_path):
     here = shutil.copytree(build.HERE, tmp_path / "native")
     monkeypatch.setattr(build, "HERE", here)
@@ -113,7 +127,8 @@ assert library.why_unavailable() is None, library.why_unavailable()
 found = run(native.cases(2, 1000))
 assert found.cases == 1000 and not found.failures, found.failures[:3]
 tests = {str(HERE / "test_native.py")!r}
-sys.exit(pytest.main(["-n", "0", "-q", "-x", "-p", "no:cacheprovider", tests]))
+quiet = ["-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
+sys.exit(pytest.main(["-n", "0", "-q", "-x", *quiet, tests]))
 """
     environment = os.environ | {
         "LD_PRELOAD": " ".join(x.strip() for x in libraries),

@@ -269,7 +269,7 @@ def _operator_arguments(case):
         for name in names
     ]
     ids = [m.compact_ids for m in case.maps]
-    return (q, k, v, None, None, None, *tables, ids, [], 0.5, 0.0, None, True)
+    return (q, k, v, None, None, None, *tables, ids, [0], 0.5, 0.0, None, True)
 
 
 def test_compiled_gradients():

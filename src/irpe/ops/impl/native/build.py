@@ -44,6 +44,18 @@ def why_not() -> str | None:
     return None if find_compiler() else "no C++ compiler (c++, g++ or clang++) was found"
 
 
+def installed() -> str:
+    """Returns whether there are kernels that can be used, in words."""
+    paths = [library_path(width) for width in WIDTHS]
+    if os.environ.get("IRPE_NATIVE") == "0":
+        return "the compiled kernels are switched off by IRPE_NATIVE=0"
+    if not all(path.exists() for path in paths):
+        return "this installation has no compiled kernels"
+    if not all(source_hash().encode() in path.read_bytes() for path in paths):
+        return "the compiled kernels are older than their sources: reinstall irpe"
+    return f"with compiled kernels for {' and '.join(WIDTHS)}"
+
+
 def find_compiler() -> str | None:
     """Returns the C++ compiler: what the environment variable CXX names, or what is there."""
     names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
