@@ -30,6 +30,7 @@ class Difference:
         high: The upper end.
         p_value: How often chance alone gives such a difference, of either sign.
         seeds: The number of seeds of each, the smaller one of the two.
+        higher_is_better: Whether more is better.
 
     Examples:
         >>> from irpe.ablation.verdicts import judge
@@ -42,22 +43,38 @@ class Difference:
     high: float
     p_value: float
     seeds: int
+    higher_is_better: bool = True
 
     @property
     def verdict(self) -> Verdict:
         """Whether the interval leaves 0 out; one seed cannot tell."""
         if self.seeds < 2:
             return "unknown"
-        return "better" if self.low > 0 else "worse" if self.high < 0 else "tie"
+        if self.low <= 0 <= self.high:
+            return "tie"
+        return "better" if (self.value > 0) == self.higher_is_better else "worse"
+
+    @property
+    def gain(self) -> float:
+        """How much better it is: the difference, turned so that more is better."""
+        return self.value if self.higher_is_better else -self.value
+
+    def text(self, digits: int = 1) -> str:
+        """Returns the difference ± half the width of its interval."""
+        if self.seeds < 2:
+            return f"{self.value:+.{digits}f}"
+        return f"{self.value:+.{digits}f} ± {(self.high - self.low) / 2:.{digits}f}"
 
     def __str__(self) -> str:
-        return f"{self.value:+.1f}" + (
-            f" ± {(self.high - self.low) / 2:.1f}" if self.seeds > 1 else ""
-        )
+        return self.text()
 
 
 def judge(
-    own: Sequence[float], other: Sequence[float], image_error: float, images: int
+    own: Sequence[float],
+    other: Sequence[float],
+    image_error: float,
+    images: int,
+    higher_is_better: bool = True,
 ) -> Difference:
     """Returns how much better some scores are than others.
 
@@ -66,12 +83,14 @@ def judge(
         other: Those of the row that it is compared with.
         image_error: The standard error of the difference of the means over the test images.
         images: The number of test images.
+        higher_is_better: Whether higher scores are better.
     """
     value, seeds = fmean(own) - fmean(other), min(len(own), len(other))
     if seeds < 2:
-        return Difference(value, -math.inf, math.inf, 1.0, seeds)
-    half, p_value = _interval(value, _parts(own, other, image_error, images))
-    return Difference(value, value - half, value + half, p_value, seeds)
+        return Difference(value, -math.inf, math.inf, 1.0, seeds, higher_is_better)
+    parts = [(variance(scores) / len(scores), len(scores) - 1) for scores in (own, other)]
+    half, p_value = _interval(value, [*parts, (image_error**2, max(images - 1, 1))])
+    return Difference(value, value - half, value + half, p_value, seeds, higher_is_better)
 
 
 def seeds_to_settle(
@@ -93,7 +112,7 @@ def seeds_to_settle(
     value = abs(fmean(own) - fmean(other))
     for seeds in range(max(len(own), len(other)) + 1, MOST_SEEDS + 1):
         parts = [(variance(x) / seeds, seeds - 1) for x in (own, other)]
-        if _interval(value, [*parts, (image_error**2, images - 1)])[0] < value:
+        if _interval(value, [*parts, (image_error**2, max(images - 1, 1))])[0] < value:
             return seeds
     return None
 
@@ -128,14 +147,6 @@ def probabilities_of_best(
     drawn *= np.sqrt(freedom / noise.chisquare(freedom, size=(draws, 1)))
     best = (drawn + [fmean(row) for row in scores]).argmax(1)
     return (np.bincount(best, minlength=len(scores)) / draws).tolist()
-
-
-def _parts(
-    own: Sequence[float], other: Sequence[float], image_error: float, images: int
-) -> list[tuple[float, int]]:
-    """Returns the variances that add up to that of a difference, with their degrees of freedom."""
-    of_seeds = [(variance(scores) / len(scores), len(scores) - 1) for scores in (own, other)]
-    return [*of_seeds, (image_error**2, max(images - 1, 1))]
 
 
 def _interval(value: float, parts: Sequence[tuple[float, int]]) -> tuple[float, float]:

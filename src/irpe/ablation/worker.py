@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from irpe.ablation.cells import Cell, CellResult, read_result, run_cell
-from irpe.errors import UserError
 from irpe.progress import Event
 from irpe.train.signals import StoppedError
 
@@ -140,7 +139,7 @@ def _when_free(run: Callable[[], CellResult]) -> CellResult:
     while True:
         try:
             return run()
-        except UserError as error:
+        except ValueError as error:
             if "is in use by" not in str(error) or time.monotonic() > end:
                 raise
             time.sleep(1)
@@ -195,7 +194,7 @@ class _Recorder:
 
 if __name__ == "__main__":
     given: Cell = pickle.load(sys.stdin.buffer)
-    stop_at_end_of(sys.stdin.buffer.read)
+    stop_at_end_of(lambda: os.read(0, 1))
     try:
         run_here(given)
     except CellError:

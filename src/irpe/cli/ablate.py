@@ -1,21 +1,22 @@
 """`irpe ablate`: which encoding helps on these images, and at what cost."""
 
+import json
 import sys
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.status import Status
 from rich.table import Table
 
 from irpe.cli.ablation_table import LiveTable
-from irpe.cli.bars import ProgressBar
 from irpe.cli.fields import change_config, with_fields
 from irpe.cli.formats import format_facts, wrap
 from irpe.cli.train import find_recipe
 from irpe.errors import UserError
 from irpe.extras import require_installed
+from irpe.progress import Event, silent
 from irpe.recipes import classification, segmentation
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.segment.config import SegmenterConfig
@@ -23,9 +24,8 @@ from irpe.tasks.segment.config import SegmenterConfig
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from irpe.ablation.cells import AblationConfig, Cell
+    from irpe.ablation.cells import AblationConfig
     from irpe.ablation.report import AblationReport
-    from irpe.ablation.rows import AblationRow
     from irpe.ablation.statistics import RowResult
 
 RECIPES = {**classification.RECIPES, **segmentation.RECIPES}
@@ -55,6 +55,10 @@ Stop at any moment: the same command continues, and finished runs are not repeat
 
 @with_fields(ClassifierConfig, SegmenterConfig, without=("encoding", "absolute", "seed"))
 def compare(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]...", help="Print the report of these folders again."),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(help="The recipe that every run trains [laptop; with --data laptop_64]."),
@@ -82,6 +86,18 @@ def compare(
             "training images.",
         ),
     ] = False,
+    cluster: Annotated[
+        str | None,
+        typer.Option(help="Run on a cluster: slurm, or dask:ADDRESS [this machine]."),
+    ] = None,
+    slurm: Annotated[
+        str,
+        typer.Option(help="Of SLURM jobs: partition=gpu,gpus_per_node=1,timeout_min=120."),
+    ] = "",
+    resubmit: Annotated[
+        bool,
+        typer.Option("--resubmit", help="Submit again what failed, was cancelled or timed out."),
+    ] = False,
     grid: Annotated[int, typer.Option(help="Patches along a side; 0: as in the recipe.")] = 0,
     jobs: Annotated[
         int | None,
@@ -107,6 +123,15 @@ def compare(
     require_installed("viz", "matplotlib")
     from irpe.train.data_check import check_data
 
+    if folders:
+        from irpe.ablation import read_report
+
+        report = read_report(*folders)
+        if as_json:
+            typer.echo(json.dumps(report.as_json(), indent=2))
+        else:
+            _show(report)
+        return
     given = changes or {}
     recipe = recipe or ("laptop_64" if "data" in given else "laptop")
     chosen, notes = change_config(find_recipe(recipe, RECIPES), given)
@@ -115,22 +140,34 @@ def compare(
         name = min(searched).replace("_", "-")
         raise UserError(f"--tune cannot be combined with --{name}: it searches this rate")
     check_data(base)
-    from irpe.ablation import Ablation, ablate
+    from irpe.ablation import Ablation, ablate, parse_cluster
     from irpe.ablation.folder import default_folder
+    from irpe.ablation.rows import choose_rows, has_directions
     from irpe.train.signals import StoppedError
 
-    title, short, rows = _choose_rows(table, buckets, row or [], base)
+    if buckets and table is not None:
+        raise UserError("--table and --buckets cannot be combined")
+    side = max(1, max(base.input_shape[1:]) // int(base.model_args.get("patch_size", 16)))
+    title, short, rows = choose_rows("buckets" if buckets else table, row or [], side)
+    if "flip" not in given and getattr(base, "flip", 0.0) and has_directions(rows):
+        base = base.replace(flip=0.0)
+        notes.append("images are not mirrored, as rows tell left from right (--flip 0.5 does)")
     folder = output or default_folder(base.data, f"{short}-tuned" if tune else short)
     ablation = Ablation(rows, base, folder, seeds, tune, title, recipe)
+    executor = None
+    if cluster is not None:
+        executor = parse_cluster(cluster, _parameters(slurm), resubmit)
     try:
-        report = ablate(ablation, jobs, _Screen(notes))
+        with _Screen(notes) as screen, executor or nullcontext():
+            report = ablate(ablation, executor, jobs, screen)
     except StoppedError as stop:
         typer.echo(f"{stop}; the same command goes on from there", err=True)
         sys.exit(128 + stop.number)
     if as_json:
         typer.echo((folder / "report" / "results.json").read_text())
     else:
-        _show(report, folder)
+        _show(report)
+        typer.echo(f"Report: {folder / 'report' / 'report.md'}")
     if report.failures:
         sys.exit(1)
 
@@ -144,65 +181,52 @@ class _Screen:
 
     def __init__(self, notes: list[str]) -> None:
         self.console, self.notes = Console(stderr=True, highlight=False), notes
+        self.stack, self.table = ExitStack(), silent
 
-    def progress(self) -> ProgressBar:
-        """Shows how the data are opened."""
-        return ProgressBar()
+    def __enter__(self) -> "_Screen":
+        return self
 
-    def begin(self, facts: dict[str, str]) -> None:
-        """Prints what will run."""
-        for line in (*format_facts(facts), *(each for note in self.notes for each in wrap(note))):
-            self.console.print(line, markup=False, soft_wrap=True)
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
 
-    def board(self, cells: "Sequence[Cell]", title: str) -> LiveTable:
-        """Returns a table that shows the cells."""
-        return LiveTable(cells, self.console, title)
+    def __call__(self, event: Event) -> None:
+        """Shows an event: what will run, the table of the cells, or what happens in it."""
+        if event.work == "facts":
+            facts: Any = event.result
+            notes = (line for note in self.notes for line in wrap(note))
+            for each in (*format_facts(facts), *notes):
+                self.console.print(each, markup=False, soft_wrap=True)
+        elif event.work == "costs":
+            self.stack.enter_context(self.console.status("measuring what the rows cost"))
+        elif event.work == "cells":
+            self.stack.close()
+            group: Any = event.result
+            self.table = LiveTable(group.cells, self.console, group.title)
+            self.stack.enter_context(self.table)
+        else:
+            self.table(event)
 
-    def measuring(self) -> Status:
-        """Says that the costs are measured."""
-        return self.console.status("measuring what the rows cost")
+
+def _parameters(text: str) -> dict[str, str]:
+    """Returns the parameters of SLURM jobs in a text."""
+    pairs = [part.partition("=") for part in text.split(",") if part]
+    if wrong := [name for name, equals, value in pairs if not (equals and value)]:
+        raise UserError(f"--slurm {text!r}: {wrong[0]!r} is not of the form NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
-def _show(report: "AblationReport", folder: Path) -> None:
+def _show(report: "AblationReport") -> None:
     screen = Console(highlight=False, markup=False)
     screen.print(_final_table(report.rows))
     legend = LEGEND_ON_SCREEN.format(report.rows[0].measure.name)
-    lines = [*wrap(legend), *(each for line in report.answer() for each in _item(line))]
-    for line in (*lines, f"Report: {folder / 'report' / 'report.md'}"):
+    answer = (part for sentence in report.lines() for part in _item(sentence))
+    for line in (*wrap(legend), *answer):
         screen.print(line, soft_wrap=True)
 
 
 def _item(line: str) -> list[str]:
     """Returns a line of the answer; a command stays whole, so that it can be pasted."""
     return [f"- {line}"] if line.startswith("Next: irpe ") else wrap(line, "- ", "  ")
-
-
-def _choose_rows(
-    table: str | None, buckets: bool, own: list[str], base: "AblationConfig"
-) -> tuple[str, str, list["AblationRow"]]:
-    """Returns a title, a short name, and the rows."""
-    from irpe.ablation.rows import (
-        MODERN,
-        bucket_rows,
-        default_rows,
-        modern_rows,
-        parse_row,
-        table_rows,
-    )
-
-    if sum([table is not None, buckets, bool(own)]) > 1:
-        raise UserError("--table, --buckets and --row cannot be combined")
-    if own:
-        rows = [parse_row(text) for text in own]
-        return "Ablation", "-".join(row.name for row in rows), rows
-    if buckets:
-        return "Number of buckets (the paper's Fig. 3)", "buckets", bucket_rows()
-    if table is None:
-        return "Ablation", "default", default_rows()
-    if table == MODERN:
-        side = max(1, max(base.input_shape[1:]) // int(base.model_args.get("patch_size", 16)))
-        return "Encodings of today's backbones", MODERN, modern_rows(side)
-    return f"The rows of the paper's Table {table}", f"table-{table}", table_rows(table)
 
 
 def _with_grid(config: "AblationConfig", grid: int) -> "AblationConfig":
@@ -226,12 +250,11 @@ def _final_table(rows: "Sequence[RowResult]") -> Table:
     from irpe.ablation.report import effect_text
 
     table = Table(box=None, pad_edge=False)
-    measure = rows[0].measure
-    moved = [f"moved {shift}" for shift in measure.shifts[1:]]
-    for name in ("", measure.name, *moved, "effect", "step"):
+    moved = [f"moved {shift}" for shift in rows[0].shifts[1:]]
+    for name in ("", rows[0].measure.name, *moved, "effect", "step"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     cheapest = min(row.cost.step for row in rows)
     for row in rows:
-        scores = [row.text(shift) for shift in measure.shifts]
+        scores = [row.text(shift) for shift in row.shifts]
         table.add_row(row.name, *scores, effect_text(row), f"{row.cost.step / cheapest:.2f}x")
     return table
