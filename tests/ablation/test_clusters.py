@@ -182,12 +182,12 @@ def test_dask(tmp_path, data, local, scheduler):
         os.kill(parent_of(process_of(by_name["absolute, seed 1"])), signal.SIGKILL)
 
     def kill_cell():
-        os.kill(process_of(by_name["K, seed 0"]), signal.SIGKILL)
+        os.kill(process_of(by_name["K, seed 5"]), signal.SIGKILL)
 
     def stop():
         os.kill(os.getpid(), signal.SIGINT)
 
-    faults = Faults(of={("absolute", 1): kill_worker, ("K", 0): kill_cell, ("K", 2): stop})
+    faults = Faults(of={("absolute", 1): kill_worker, ("K", 2): stop})
     with Dask(address_of(scheduler)) as dask:
         with pytest.raises(StoppedError, match="its Dask tasks go on"):
             run_cells(cells, dask, faults)
@@ -195,11 +195,10 @@ def test_dask(tmp_path, data, local, scheduler):
     done = sum(read_result(cell) is not None for cell in cells)
     assert done < len(cells)
     with Dask(address_of(scheduler)) as dask:
-        outcome = run_cells(cells, dask)
-        (failure,) = outcome.failures
-        assert failure.cell.name == "K, seed 0"
+        (failure,) = run_cells(cells, dask, Faults(of={("K", 5): kill_cell})).failures
+        assert failure.cell.name == "K, seed 5"
         assert "ended by SIGKILL" in str(failure)
-    with Dask(address_of(scheduler), is_resubmitting=True) as dask:
+    with Dask(address_of(scheduler)) as dask:
         outcome = run_cells(cells, dask)
     assert not outcome.failures
     assert outcome.results == local

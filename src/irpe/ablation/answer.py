@@ -39,6 +39,11 @@ class Answer:
         headline: What to do, in a sentence.
         reasons: What else the results say, a sentence each.
         next_command: What to do next: a command, or how to change this one.
+
+    Examples:
+        >>> from irpe.ablation import Answer
+        >>> Answer("K", "Use K.", (), "irpe train laptop --encoding K").lines()
+        ['Use K.', 'Next: irpe train laptop --encoding K']
     """
 
     choice: str | None

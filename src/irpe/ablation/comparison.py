@@ -25,7 +25,7 @@ from irpe.ablation.tuning import (
     plan_trials,
 )
 from irpe.ablation.worker import read_state
-from irpe.errors import UserError
+from irpe.errors import UserError, UserStateError
 from irpe.files import write_text
 from irpe.progress import NO_PROGRESS, Event, Listener, silent
 from irpe.train.locks import lock_run
@@ -141,7 +141,7 @@ def ablate(
         cells = plan_cells(rows, base, ablation.seeds, folder)
         outcome = _run(CellGroup(name, cells), executor, listen)
         if not outcome.results:
-            raise RuntimeError(f"all cells failed: {outcome.failures[0]}")
+            raise UserStateError(f"all cells failed: {outcome.failures[0]}")
     report = replace(read_report(folder), failures=[*failures, *map(str, outcome.failures)])
     report.write(folder / "report")
     return report

@@ -261,13 +261,14 @@ def _ask_slurm(*command: str) -> dict[str, str] | None:
 class Dask:
     """Tasks of a Dask scheduler; they go on when the ablation ends, and are found by their names.
 
+    Those that failed are forgotten by the scheduler, and run again by the next ablation.
+
     Args:
         address: The scheduler's, as in "tcp://HOST:8786".
-        is_resubmitting: Whether tasks that failed are run again.
     """
 
-    def __init__(self, address: str, is_resubmitting: bool = False) -> None:
-        self.distributed, self.is_resubmitting = require("distributed", "dask"), is_resubmitting
+    def __init__(self, address: str) -> None:
+        self.distributed = require("distributed", "dask")
         try:
             self.client = self.distributed.Client(address, timeout=10, set_as_default=False)
         except (OSError, ValueError) as error:
@@ -285,8 +286,6 @@ class Dask:
         name = f"irpe-{cell.directory}"
         future = self.client.submit(work, cell, key=name, pure=False)
         self.distributed.fire_and_forget(future)
-        if self.is_resubmitting:
-            future.retry()
         return future
 
     def stop(self) -> str:
@@ -308,7 +307,14 @@ def parse_cluster(
     Args:
         text: The text.
         parameters: Of SLURM jobs.
-        is_resubmitting: Whether cells that failed are submitted again.
+        is_resubmitting: Whether SLURM jobs that failed are submitted again.
+
+    Examples:
+        >>> import irpe.ablation
+        >>> irpe.ablation.parse_cluster("moon")
+        Traceback (most recent call last):
+        ...
+        irpe.errors.UserError: --cluster 'moon' must be slurm or dask:ADDRESS, as in ...
     """
     kind, _, address = text.partition(":")
     if text == "slurm":
@@ -316,7 +322,7 @@ def parse_cluster(
     if parameters:
         raise UserError(f"--slurm {_joined(parameters)} needs --cluster slurm")
     if kind == "dask" and address:
-        return Dask(address, is_resubmitting)
+        return Dask(address)
     raise UserError(f"--cluster {text!r} must be slurm or dask:ADDRESS, as in dask:tcp://HOST:8786")
 
 

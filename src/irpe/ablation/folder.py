@@ -9,7 +9,6 @@ from irpe.ablation.rows import AblationRow
 from irpe.errors import UserError
 from irpe.files import clean_name, free_name, write_text
 from irpe.train.config import RunConfig
-from irpe.train.configs import CONFIGS
 
 FILE = "ablation.json"  # what the folder is for
 
@@ -99,6 +98,8 @@ def read_claim(directory: Path) -> Claim:
     content = _read(path)
     rows = [AblationRow(*row) for row in content.pop("rows")]
     settings = {name: value for name, value in content.items() if name not in _BESIDE}
+    from irpe.train.configs import CONFIGS  # here, because it brings torch
+
     fields: dict[str, Any] = {**settings, "encoding": "none", "absolute": "keep", "seed": 0}
     config: Any = CONFIGS[fields.pop("task")]
     return Claim(rows, config(**fields), content.get("tune", False), {"tune": False, **content})
