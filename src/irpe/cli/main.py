@@ -28,6 +28,7 @@ COMMANDS = {
     "encodings": ("encodings:encodings", "List all encodings."),
     "models": ("models:models", "Tell which models can be equipped."),
     "profile": ("profile:profile", "What encodings cost: parameters, MACs, time, memory."),
+    "make-relative": ("relative:make_relative", "Give a trained model relative positions."),
     "show": ("", "Draw the figures of the paper, and of trained runs."),
     "explore": ("explore:explore", "Open the explorer page in a browser."),
     "convert": ("convert:convert", "Convert a checkpoint that the paper's authors published."),
@@ -41,6 +42,7 @@ FIGURES = {
     "tables": ("show_run:tables", "How long the vector of each bucket is."),
     "locality": ("show_run:locality", "How far each block looks, with the encoding and without."),
     "training": ("show_run:training", "Score and losses of runs, by epoch."),
+    "positions-in": ("relative:positions_in", "Where position can be read in a model."),
     "robustness": ("robustness:robustness", "Scores at other sizes, and on images that moved."),
     "sizes": ("sizes:sizes", "mIoU of segmenters on larger images."),
 }  # of irpe show, those of encodings first
@@ -115,7 +117,7 @@ def understand(words: Sequence[str]) -> tuple[Callable[..., None], dict[str, Any
 
 
 def _print_commands(name: str, table: Mapping[str, tuple[str, str]]) -> None:
-    lines = [f"  {command:<12}{text}" for command, (_, text) in table.items()]
+    lines = [f"  {command:<15}{text}" for command, (_, text) in table.items()]
     if table is FIGURES:
         about, runs = (
             "Draw the figures of the paper, and of trained runs.",
