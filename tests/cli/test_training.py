@@ -256,7 +256,8 @@ def test_an_ablation_ends_in_an_answer_and_finished_runs_are_kept(tmp_path):
     options = [*ROWS, "--data", "data", "--recipe", "laptop", *QUICK, "--batch-size", "8"]
     done = irpe("ablate", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    facts = dict(line.split(maxsplit=1) for line in done.stderr.splitlines() if "  " in line)
+    lines = (line for line in done.stderr.splitlines() if line[:1].isalpha() and "  " in line)
+    facts = dict(line.split(maxsplit=1) for line in lines)
     assert facts["images"].startswith("16 to train on, 16 to evaluate on")
     assert facts["augmentation"] == "none"  # rows that know directions are not mirrored
     assert facts["output"] == "runs/ablation-data-absolute-K"
