@@ -8,7 +8,8 @@ import torch
 from irpe import RPESpec, bucket_maps, rpe_attention
 from irpe.ops.choose import IMPLEMENTATIONS
 
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "triton"]  # see test_triton.py
+# Those that take every dtype on the CPU; test_triton.py and native/ have the tests of the others.
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("native", "triton")]
 SPECS = [
     RPESpec(method, mode, targets, shared_heads=shared)
     for method in oracles.METHODS
@@ -64,8 +65,9 @@ class Case:
                 for target in self.spec.targets
             }
         self.unrotated = {}
-        if self.is_rotated:
-            self.unrotated = {"table_q": tokens(), "table_k": tokens()}
+        for name, kind in (("table_q", "key_tables"), ("table_k", "query_tables")):
+            if self.is_rotated and kind in self.tables:
+                self.unrotated[name] = tokens()
         self.attn_mask = None
         if self.mask == "boolean":
             mask = torch.rand(self.batch, 1, num_tokens, num_tokens, generator=generator) > 0.3

@@ -135,15 +135,7 @@ def tables_meet(call: Call, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor,
         )
     pairs = zip((query, key), call.unrotated, strict=True)
     q, k = (_before_rotation(x, part) for x, part in pairs)
-    return q, k, {"rotate": _Rotated(q, query, key)}
-
-
-class _Rotated:
-    def __init__(self, q: Tensor, rotated_q: Tensor, rotated_k: Tensor) -> None:
-        self.q, self.rotated_q, self.rotated_k = q, rotated_q, rotated_k
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.rotated_q if x is self.q else self.rotated_k
+    return query, key, {"table_q": q, "table_k": k}
 
 
 def _before_rotation(x: Tensor, part: Tensor) -> Tensor:
