@@ -1,5 +1,7 @@
 """Equipped models leave PyTorch's eager mode: ONNX Runtime, Inductor."""
 
+import functools
+
 import pytest
 import torch
 
@@ -84,13 +86,13 @@ def dynamic_model():
 def test_a_program_for_images_of_any_sides_is_refused_and_one_of_each_is_right(exporter, tmp_path):
     model, dynamic = dynamic_model()
     landscape = torch.randn(1, 3, 32, 48)
+    if exporter == "torch.export":
+        export = torch.export.export
+    else:
+        pytest.importorskip("onnxscript", reason="needs the extra 'export'")
+        export = functools.partial(torch.onnx.export, f=tmp_path / "model.onnx", dynamo=True)
     with pytest.raises(Exception, match="export one program for each size"):  # of the exporters
-        if exporter == "torch.export":
-            torch.export.export(model, (landscape,), dynamic_shapes=dynamic)
-        else:
-            pytest.importorskip("onnxscript", reason="needs the extra 'export'")
-            path = tmp_path / "model.onnx"
-            torch.onnx.export(model, (landscape,), path, dynamo=True, dynamic_shapes=dynamic)
+        export(model, (landscape,), dynamic_shapes=dynamic)
     for images in (landscape, landscape.mT.contiguous()):
         program = torch.export.export(model, (images,)).module()
         torch.testing.assert_close(program(images), model(images))

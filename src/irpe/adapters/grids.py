@@ -295,6 +295,22 @@ def recorded_grid(attention: nn.Module) -> InputGrid | None:
     return initial if last is None else last
 
 
+def check_told(attention: nn.Module, num_patches: int) -> None:
+    """Raises an error if an attention whose model knows no grid gets tokens of another one.
+
+    Args:
+        attention: The attention.
+        num_patches: How many tokens it gets, but for those before the patches.
+    """
+    source = source_of(attention)
+    told = None if source is None or source.embedding else source.told
+    if told is not None and prod(told) != num_patches:
+        raise UserError(
+            f"{num_patches} patches, but irpe.equip was told grid {told}: inputs of another size "
+            "need irpe.unequip(model) first, then irpe.equip with their grid="
+        )
+
+
 def check_exportable(grid: InputGrid) -> None:
     """Raises an error if a program would be exported whose images have grids of several shapes."""
     if not torch.compiler.is_exporting() or isinstance(grid, Positions):
