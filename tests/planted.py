@@ -1,4 +1,4 @@
-"""Candidates with a fault each, to see what a proof makes of it. All of them compute with `plain`."""
+"""Candidates with a fault each, to see what a proof makes of it; all compute with `plain`."""
 
 import os
 import signal
@@ -62,7 +62,7 @@ class WrongGradient(Right):
 
 
 class NaNAtOneSize(Right):
-    """Right on small tensors, NaN at 15 tokens or more... of a size that small ones do not have."""
+    """Right on small tensors, NaN at a size that they do not have."""
 
     @staticmethod
     def attention(call):

@@ -24,7 +24,7 @@ FALLBACK = Candidate("fast", "irpe.ops.impl.fast")
 CPU = torch.device("cpu")
 K = Signature(
     device="cpu", dtype="float32", dim=16, query="", key="shared", value="", bias="", maps="1",
-    bits=6, mask="", dropout=False, rotated="", rectangular=False, aligned=False,
+    bits=6, mask="", dropout="", rotated="", shape="square", alignment="odd",
     layout="heads first", tf32=False, training=True,
 )  # fmt: skip
 
@@ -156,7 +156,7 @@ def test_what_lies_about_masks_fails_for_calls_with_masks_alone(monkeypatch):
 def test_dropout_is_proved_by_what_is_dropped(monkeypatch):
     monkeypatch.setenv("IRPE_TUNE", "off")
     prover = prover_of("KeepsAll", "Right")
-    name, (warned,) = choose_and_listen(prover, call_of(dropout=True, value="heads"))
+    name, (warned,) = choose_and_listen(prover, call_of(dropout="dropout", value="heads"))
     assert name == "Right"
     assert "keeps 100.0% of the weights" in warned
     assert not choose_and_listen(prover, call_of(value="heads"))[1]

@@ -1,105 +1,165 @@
-"""Maps that depend on one axis alone, as extra head dimensions of an unmodified attention.
+"""Maps that depend on one axis of the grid, as extra head dimensions of PyTorch's own attention.
 
-The row of pair (i, j) then depends on token i and on the coordinate of token j, of which there are
-few: b_ij is an inner product of what token i scores for each coordinate with the one-hot coordinate
-of token j. Nothing of size n x n is formed here, forward or backward.
+The table row of a pair (i, j) then depends on token i and on the coordinate of key j, of which
+there are few: b_ij is the inner product of what token i scores for each coordinate with the one-hot
+coordinate of j. So PyTorch's fused kernel computes `cross` and `decomposed` in the operands' dtype,
+forward and backward, and nothing of size n x n is formed. Values are one-hot columns as well: what
+comes out of them are the sums of the weights for each coordinate.
 """
 
-from typing import NamedTuple
+import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float, Integer
 from torch import Tensor
 
-from irpe.core.buckets import BucketMap
+from irpe.core.bucket_map import BucketMap
 from irpe.ops.call import AttentionCall, head_slices
-from irpe.ops.gather import bucket_sum, gather
-from irpe.ops.key_patterns import ByAxis, key_pattern, query_axis
-from irpe.ops.precision import accumulation_dtype
-from irpe.ops.shapes import Tokens, VectorTable
+from irpe.ops.precision import accumulation_dtype, cast, product, product_dtype
+from irpe.ops.shapes import Tokens
+
+_MOST_DIMENSIONS = 256  # of PyTorch's flash kernel, which wants a multiple of 8
+_MULTIPLE = 8
 
 
 def supports(call: AttentionCall) -> str | None:
     """Returns why the call cannot be computed here, or `None` if it can."""
-    if call.is_rotated:
-        return "it does not take table_q and table_k"
-    if call.q.shape[2] != call.k.shape[2]:
-        return "it takes as many queries as keys"
-    for m in call.maps:
-        of_keys, of_queries = key_pattern(m.compact_ids, m.grid), query_axis(m.compact_ids, m.grid)
-        if not isinstance(of_keys, ByAxis) or of_queries is None:
-            return "it takes maps that depend on one of several axes each: method 'cross'"
+    if not all(m.key_axis is not None and m.key_axis.of_queries for m in call.maps):
+        return "it takes maps that depend on one axis of the grid each: method 'cross'"
+    width = _width(call)
+    if width > _MOST_DIMENSIONS:
+        return f"it takes up to {_MOST_DIMENSIONS} dimensions with those of the axes, not {width}"
     return None
-
-
-class _Coordinates(NamedTuple):
-    """A map that depends on one axis.
-
-    Args:
-        by_key: For each query, the bucket of each coordinate of a key.
-        by_query: For each key, the bucket of each coordinate of a query.
-        one_hot: The coordinate of each token.
-    """
-
-    by_key: Integer[Tensor, "tokens coordinates"]
-    by_query: Integer[Tensor, "tokens coordinates"]
-    one_hot: Integer[Tensor, "tokens coordinates"]
 
 
 def attention(call: AttentionCall) -> Tokens:
     """Returns what the reference returns."""
-    wide = call.to(accumulation_dtype(call.q.dtype))
-    used, q, k = wide.tables.used(wide.maps), wide.q, wide.k
-    coordinates = [_split(bucket_map) for bucket_map in wide.maps]
-    q_parts, k_parts, v_parts = [q], [k], [wide.v]
-    dim = q.shape[-1]
-    for table, dims, each in zip(used.key, head_slices(used.key, dim), coordinates, strict=False):
-        q_parts.append(_at_coordinates(q[..., dims], table, each.by_key))
-        k_parts.append(each.one_hot)
-    query_slices = head_slices(used.query, dim)
-    for table, dims, each in zip(used.query, query_slices, coordinates, strict=False):
-        q_parts.append(each.one_hot)
-        k_parts.append(_at_coordinates(k[..., dims], table, each.by_query))
-    for table, each in zip(used.bias, coordinates, strict=False):
-        q_parts.append(gather(table.unsqueeze(1), each.by_key, "nobody"))
-        k_parts.append(each.one_hot)
-    for _, each in zip(used.value, coordinates, strict=False):
-        v_parts.append(each.one_hot)
+    axes, dim = [_Axis(bucket_map) for bucket_map in call.maps], call.q.shape[-1]
+    q_parts, k_parts, v_parts = [call.q], [call.k], [call.v]
+    table_q = call.q if call.table_q is None else call.table_q
+    table_k = call.k if call.table_k is None else call.table_k
+    for axis, table, dims in _pairs(axes, call.key_tables, dim):
+        q_parts.append(axis.multiply(table_q[..., dims], axis.rows(table, axis.ids).mT))
+        k_parts.append(axis.one_hot(call.k))
+    for axis, table, dims in _pairs(axes, call.query_tables, dim):
+        q_parts.append(axis.one_hot(call.q))
+        k_parts.append(axis.multiply(table_k[..., dims], axis.rows(table, axis.ids.mT).mT))
+    for axis, table, _ in _pairs(axes, call.bias_tables, dim):
+        ones = call.q.new_ones(*call.q.shape[:3], 1)
+        q_parts.append(axis.multiply(ones, axis.rows(table, axis.ids).unsqueeze(-2)))
+        k_parts.append(axis.one_hot(call.k))
+    v_parts += [axis.one_hot(call.v) for axis, _, _ in _pairs(axes, call.value_tables, dim)]
 
-    q, k, v = _laid_side_by_side(q, q_parts, k_parts, v_parts)
-    z = F.scaled_dot_product_attention(q, k, v, wide.mask, wide.dropout_p, scale=wide.scale)
+    width = _width(call)
+    q, k, v = (_side_by_side(parts, width) for parts in (q_parts, k_parts, v_parts))
+    z = F.scaled_dot_product_attention(q, k, v, call.mask, call.dropout_p, scale=call.scale)
     sizes = [part.shape[-1] for part in v_parts]
-    z, *sums, _ = z.split([*sizes, z.shape[-1] - sum(sizes)], dim=-1)
-    for table, a, each in zip(used.widened(dim).value, sums, coordinates, strict=False):
-        z = z + bucket_sum(a, each.by_key, table.shape[1], "query") @ table
-    return z.to(call.q.dtype)
+    out, *sums = z[..., : sum(sizes)].split(sizes, dim=-1)
+    for (axis, table, dims), weights in zip(
+        _pairs(axes, call.value_tables, dim), sums, strict=True
+    ):
+        added = axis.multiply(weights, axis.rows(table, axis.ids))
+        before = dims.start or 0
+        out = out + F.pad(added, (before, dim - before - added.shape[-1]))
+    return out
 
 
-def _split(bucket_map: BucketMap) -> _Coordinates:
-    of_keys = key_pattern(bucket_map.compact_ids, bucket_map.grid)
-    of_queries = query_axis(bucket_map.compact_ids, bucket_map.grid)
-    assert isinstance(of_keys, ByAxis)
-    assert of_queries is not None
-    one_hot = F.one_hot(of_keys.coordinates(), of_keys.ids.shape[1])
-    return _Coordinates(of_keys.ids, of_queries.ids, one_hot)
+class _Product(torch.autograd.Function):
+    """Tokens times float32 matrices in the dtype of the tokens, their gradient in float32."""
 
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrices: Tensor) -> Tensor:
+        ctx.save_for_backward(x, matrices)
+        return torch.einsum("bhcnl,hclr->bhcnr", x, _of_heads(matrices, x))
 
-def _at_coordinates(
-    x: Tokens, table: VectorTable, ids: Integer[Tensor, "tokens coordinates"]
-) -> Float[Tensor, "batch heads tokens coordinates"]:
-    """Returns what each token scores for each coordinate: Eq. 27-28 over coordinates."""
-    return gather(x @ table.mT, ids, "query")
-
-
-def _laid_side_by_side(like: Tokens, *sides: list[Tensor]) -> list[Tokens]:
-    """Returns queries, keys and values with their extra dimensions, padded to one width."""
-    widths = [sum(part.shape[-1] for part in side) for side in sides]
-    lead = like.shape[:3]
-    return [
-        F.pad(
-            torch.cat([part.to(like.dtype).expand(*lead, -1) for part in side], dim=-1),
-            (0, max(widths) - width),
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        (grad,), (x, matrices) = gradients, ctx.saved_tensors
+        dx = torch.einsum("bhcnr,hclr->bhcnl", grad, _of_heads(matrices, x))
+        order, start = ((1, 2, 0, 3, 4), 2) if matrices.shape[0] > 1 else ((2, 0, 1, 3, 4), 1)
+        left, right = (
+            cast(each, product_dtype(each.dtype, each.device)).permute(order).flatten(start, 3)
+            for each in (x, grad)
         )
-        for side, width in zip(sides, widths, strict=True)
-    ]
+        return dx, product(left.mT, right).view(matrices.shape)
+
+
+def _of_heads(matrices: Tensor, x: Tensor) -> Tensor:
+    return matrices.to(x.dtype).expand(x.shape[1], -1, -1, -1)
+
+
+class _Axis:
+    """A map by coordinates on its axis: those of the grid, then one for all prefix tokens.
+
+    Args:
+        bucket_map: The map.
+
+    Attributes:
+        ids: The table row of each pair of coordinates.
+    """
+
+    ids: Integer[Tensor, "query_coordinate key_coordinate"]
+
+    def __init__(self, bucket_map: BucketMap) -> None:
+        assert bucket_map.key_axis is not None
+        grid, axis, _ = bucket_map.key_axis
+        ids = bucket_map.compact_ids
+        self._prefix = ids.shape[-1] - math.prod(grid)
+        self._inside = (math.prod(grid[:axis]), grid[axis], math.prod(grid[axis + 1 :]))
+        tokens = self._prefix + torch.arange(grid[axis], device=ids.device) * self._inside[2]
+        if self._prefix:
+            tokens = torch.cat([tokens, tokens.new_zeros(1)])
+        self.ids = ids[tokens][:, tokens].long()
+
+    def rows(
+        self, table: Tensor, ids: Integer[Tensor, "coordinate other"]
+    ) -> Float[Tensor, "heads_or_1 coordinate other *dim"]:
+        """Returns the table row of each pair of coordinates, so that gradients add up exactly."""
+        return table.to(accumulation_dtype(table.dtype))[:, ids]
+
+    def multiply(
+        self, x: Tokens, matrices: Float[Tensor, "heads_or_1 coordinate left right"]
+    ) -> Tokens:
+        """Returns each token times the matrix of its coordinate."""
+        size = self._inside[1]
+        patches = x[:, :, self._prefix :].unflatten(2, self._inside)
+        found = _Product.apply(patches.transpose(2, 3).flatten(3, 4), matrices[:, :size])
+        found = found.unflatten(3, (self._inside[0], -1)).transpose(2, 3).flatten(2, 4)
+        if not self._prefix:
+            return found
+        of_prefix = _Product.apply(x[:, :, None, : self._prefix], matrices[:, size:])
+        return torch.cat([of_prefix.squeeze(2), found], dim=2)
+
+    def one_hot(self, like: Tokens) -> Tokens:
+        """Returns the coordinate of each token as a unit vector."""
+        before, size, after = self._inside
+        inside = torch.arange(size, device=like.device).repeat_interleave(after).repeat(before)
+        coordinates = F.pad(inside, (self._prefix, 0), value=size)
+        unit = F.one_hot(coordinates, self.ids.shape[0]).to(like.dtype)
+        return unit.expand(*like.shape[:2], -1, -1)
+
+
+def _pairs(
+    axes: list[_Axis], tables: tuple[Tensor, ...], dim: int
+) -> list[tuple[_Axis, Tensor, slice]]:
+    """Returns each axis with its table and the dimensions of it; nothing if there are no tables."""
+    if not tables:
+        return []
+    slices = head_slices(tables, dim) if tables[0].ndim == 3 else [slice(None)] * len(tables)
+    return list(zip(axes, tables, slices, strict=True))
+
+
+def _width(call: AttentionCall) -> int:
+    """Returns the head dimension with those of all axes, as PyTorch's kernel wants it."""
+    axes = [m.key_axis for m in call.maps if m.key_axis is not None]
+    sizes = sum(axis.grid[axis.axis] + 1 for axis in axes)
+    scores = sum(map(bool, (call.query_tables, call.key_tables, call.bias_tables)))
+    width = call.q.shape[-1] + sizes * max(scores, int(bool(call.value_tables)))
+    return math.ceil(width / _MULTIPLE) * _MULTIPLE
+
+
+def _side_by_side(parts: list[Tensor], width: int) -> Tokens:
+    joined = torch.cat(parts, dim=-1)
+    return F.pad(joined, (0, width - joined.shape[-1]))

@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from pkgutil import resolve_name
 from tempfile import TemporaryDirectory, gettempdir
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -95,6 +95,7 @@ class Prover:
     ) -> None:
         self.candidates = {candidate.name: candidate for candidate in candidates}
         self.fallback = fallback
+        self._implementations = {each.name: each.load() for each in candidates}
         self.choices: dict[str, str] = {}
         self.recorded: dict[str, str] = {}
         self._time_limit, self._longest_wait = time_limit, longest_wait
@@ -114,7 +115,7 @@ class Prover:
             return self.fallback.name
         signature, size_class = signature_of(call), size_class_of(call)
         if not _can_run(call):
-            return self.best_known(signature, size_class, able)
+            return self._traced_choice(tuple(signature), tuple(size_class), able)
         key = (signature, size_class, able, _is_timed())
         if key in self._chosen and self._collected is None:
             return self._chosen[key]
@@ -171,6 +172,11 @@ class Prover:
             self._collected = None
 
     @traced_as_constant
+    def _traced_choice(
+        self, signature: tuple[Any, ...], size_class: tuple[int, ...], able: tuple[str, ...]
+    ) -> str:
+        return self.best_known(Signature(*signature), SizeClass(*size_class), able)
+
     def best_known(self, signature: Signature, size_class: SizeClass, able: tuple[str, ...]) -> str:
         """Returns what is best after all that is known: the fallback where nothing was proved."""
         if str(signature) not in self._records and not _is_forced():
@@ -200,7 +206,7 @@ class Prover:
         return min(names, key=lambda name: seconds[name] or float("inf"))
 
     def _able(self, call: AttentionCall) -> tuple[str, ...]:
-        return tuple(n for n, c in self.candidates.items() if c.load().supports(call) is None)
+        return tuple(n for n, each in self._implementations.items() if each.supports(call) is None)
 
     def _merge(self, records: Records) -> None:
         for name, record in records.items():

@@ -29,10 +29,10 @@ class Signature(NamedTuple):
             depends on one axis of the grid.
         bits: How many bits count the table rows in use.
         mask: Its kind and which of its axes are full; "" for none.
-        dropout: Whether weights are dropped.
+        dropout: "dropout" where weights are dropped.
         rotated: Which of q and k are not those that the tables use, "" for none.
-        rectangular: Whether the numbers of queries and keys differ.
-        aligned: Whether both are multiples of 16.
+        shape: "rectangular" where the numbers of queries and keys differ, or "square".
+        alignment: "aligned" where both are multiples of 16, or "odd".
         layout: The order of the axes of q in memory.
         tf32: Whether float32 products are rounded to TF32.
         training: Whether gradients are needed.
@@ -48,10 +48,10 @@ class Signature(NamedTuple):
     maps: str
     bits: int
     mask: str
-    dropout: bool
+    dropout: str
     rotated: str
-    rectangular: bool
-    aligned: bool
+    shape: str
+    alignment: str
     layout: str
     tf32: bool
     training: bool
@@ -62,13 +62,12 @@ class Signature(NamedTuple):
         tables = [f"{kind} tables {described}" for kind, described in kinds if described]
         mask = [f"mask {self.mask}"] if self.mask else []
         rotated = [f"rotated {self.rotated}"] if self.rotated else []
-        flags = ("dropout", "rectangular", "aligned", "tf32")
         return ", ".join(
             [
                 self.device, self.dtype, f"head dimension {self.dim}", *tables,
                 f"maps {self.maps}, {self.bits} bits", *mask, *rotated,
-                *(flag for flag in flags if getattr(self, flag)), self.layout,
-                "training" if self.training else "inference",
+                *([self.dropout] if self.dropout else []), self.shape, self.alignment, self.layout,
+                *(["tf32"] if self.tf32 else []), "training" if self.training else "inference",
             ]
         )  # fmt: skip
 
@@ -101,7 +100,7 @@ def signature_of(call: AttentionCall) -> Signature:
     return Signature(
         device_model(q.device.type, q.device.index),
         str(q.dtype).removeprefix("torch."),
-        dim,
+        len(range(dim)),  # a constant, also where a compiler leaves sizes open
         _describe_tables(call.query_tables, dim),
         _describe_tables(call.key_tables, dim),
         _describe_tables(call.value_tables, dim),
@@ -109,12 +108,12 @@ def signature_of(call: AttentionCall) -> Signature:
         _describe_maps(call),
         max(1, (sum(m.num_used_buckets for m in call.maps) - 1).bit_length()),
         _describe_mask(call.mask),
-        call.dropout_p > 0,
+        "dropout" if call.dropout_p > 0 else "",
         " and ".join(
             name for name, x in (("q", call.table_q), ("k", call.table_k)) if x is not None
         ),
-        queries != keys,
-        queries % _ALIGNMENT == 0 and keys % _ALIGNMENT == 0,
+        "rectangular" if queries != keys else "square",
+        "aligned" if queries % _ALIGNMENT == 0 and keys % _ALIGNMENT == 0 else "odd",
         _describe_layout(q),
         q.dtype == torch.float32 and bool(torch.backends.cuda.matmul.allow_tf32),
         call.needs_grad,
@@ -166,6 +165,11 @@ def _describe_mask(mask: Tensor | None) -> str:
     kind = "boolean" if mask.dtype == torch.bool else kind
     axes = zip(mask.shape, ("b", "h", "q", "k"), strict=True)
     return f"{kind} " + "".join(axis if size > 1 else "1" for size, axis in axes)
+
+
+def _describe_rotation(call: AttentionCall) -> str:
+    is_there = (call.table_q is not None, call.table_k is not None)
+    return " and ".join(name for name, is_rotated in zip("qk", is_there, strict=True) if is_rotated)
 
 
 def _describe_layout(q: Tensor) -> str:
