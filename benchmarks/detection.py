@@ -13,9 +13,9 @@ import torch
 from benchmarks.timing import write_report
 from irpe.profile.measure import interleaved, peak_memory
 from irpe.recipes.detection import RECIPES
-from irpe.train.detection.loss import Normalizer, detection_loss
-from irpe.train.detection.model import LayerPredictions, build_detector
-from irpe.train.detection.task import detector_groups
+from irpe.tasks.detect.loss import Normalizer, detection_loss
+from irpe.tasks.detect.model import LayerPredictions, build_detector
+from irpe.tasks.detect.task import detector_groups
 
 ENCODINGS = {
     "plain": "none",

@@ -17,8 +17,8 @@ from torch import nn
 from benchmarks.models import make_run, randomize_tables
 from benchmarks.timing import interleaved_medians, ratios_to, write_report
 from irpe.profile.measure import peak_memory
-from irpe.train.segmentation.config import SegmenterConfig
-from irpe.train.segmentation.model import build_segmenter
+from irpe.tasks.segment.config import SegmenterConfig
+from irpe.tasks.segment.model import build_segmenter
 
 ENCODINGS = {
     "plain": "none",

@@ -22,10 +22,10 @@ import torch
 from irpe.ablation.shifts import classify_shifted
 from irpe.files import write_text
 from irpe.recipes.classification import laptop, laptop_64
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.classification.scores import Score
-from irpe.train.classification.sources import Subset, open_split
-from irpe.train.classification.task import ClassificationTask
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.classify.scores import Score
+from irpe.tasks.classify.sources import Subset, open_split
+from irpe.tasks.classify.task import ClassificationTask
 from irpe.train.engine import fit
 from irpe.train.processes import make_accelerator
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import irpe
-from irpe.train.classification.sources import Source, open_images
+from irpe.tasks.classify.sources import Source, open_images
 
 
 def main() -> None:

@@ -27,8 +27,8 @@ from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import RowResult, compare, paired_difference
 from irpe.adapters.effect import mean_effect, measure_effect
 from irpe.profile.count import count_parameters
-from irpe.train.classification.idx import IdxSource
-from irpe.train.classification.sources import EMBEDDED
+from irpe.tasks.classify.idx import IdxSource
+from irpe.tasks.classify.sources import EMBEDDED
 
 ROWS = {
     "no position": None,

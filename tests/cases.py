@@ -64,8 +64,9 @@ class Case:
                 for target in self.spec.targets
             }
         self.unrotated = {}
-        if self.is_rotated:
-            self.unrotated = {"table_q": tokens(), "table_k": tokens()}
+        for name, kind in (("table_q", "key_tables"), ("table_k", "query_tables")):
+            if self.is_rotated and kind in self.tables:
+                self.unrotated[name] = tokens()
         self.attn_mask = None
         if self.mask == "boolean":
             mask = torch.rand(self.batch, 1, num_tokens, num_tokens, generator=generator) > 0.3

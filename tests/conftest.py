@@ -15,10 +15,7 @@ import torch
 from jaxtyping import install_import_hook
 
 torch.set_num_threads(1)
-install_import_hook(
-    ["irpe.core.methods", "irpe.ops.impl.reference", "irpe.ops.impl.blockwise.passes"],
-    "beartype.beartype",
-)
+install_import_hook(["irpe.core.methods", "irpe.ops.impl.reference"], "beartype.beartype")
 
 
 def pytest_collection_modifyitems(items):

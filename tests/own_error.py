@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from irpe.ops.impl.reference import _rows_of_pairs
-
 
 def pytorchs_own(case):
     """Returns the output and the gradients of PyTorch in the dtype of the case."""
@@ -25,7 +23,7 @@ def pytorchs_own(case):
         weights = F.scaled_dot_product_attention(case.q, case.k, one_hot, mask)
         values = case.v.unsqueeze(2)
         for table, bucket_map in zip(case.tables["value_tables"], case.maps, strict=True):
-            values = values + _rows_of_pairs(table, bucket_map)
+            values = values + rows_of_pairs(table, bucket_map)
         out = torch.einsum("bhij,bhijd->bhid", weights, values)
     return [out, *torch.autograd.grad(out, case.leaves(), case.grad_out, allow_unused=True)]
 
@@ -55,6 +53,12 @@ def fused_errors(case):
     return [(f - e).abs().nan_to_num(0).max().item() for f, e in zip(found, expected, strict=True)]
 
 
+def rows_of_pairs(table, bucket_map):
+    """Returns the row of the table that the map names for every pair."""
+    ids = bucket_map.ids.long()
+    return table[:, ids if ids.ndim == 3 else ids.unsqueeze(0)].transpose(0, 1)
+
+
 def _mask(case):
     """Returns the exact b_ij times the scale, with the mask of the case, in its dtype."""
     q, k = (case.unrotated.get(f"table_{name}", getattr(case, name)) for name in "qk")
@@ -64,10 +68,10 @@ def _mask(case):
         ("query_tables", k, "bhjd,bhijd->bhij"),
     ):
         for table, bucket_map in zip(case.tables.get(name, []), case.maps, strict=False):
-            r = _rows_of_pairs(table.double(), bucket_map)
+            r = rows_of_pairs(table.double(), bucket_map)
             b = b + torch.einsum(sum_of, tokens.double(), r)
     for table, bucket_map in zip(case.tables.get("bias_tables", []), case.maps, strict=False):
-        b = b + _rows_of_pairs(table.double(), bucket_map)
+        b = b + rows_of_pairs(table.double(), bucket_map)
     has_scores = b.ndim > 0 and any(t.any() for ts in case.tables.values() for t in ts)
     if not has_scores and case.attn_mask is None:
         return None

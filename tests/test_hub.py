@@ -50,7 +50,7 @@ def test_weights_that_cannot_be_had_are_the_users_to_mend(monkeypatch):
 
 def test_segmenters_do_not_wait_for_weights_that_cannot_be_had(monkeypatch):
     transformers = pytest.importorskip("transformers", reason="needs the extra 'transformers'")
-    from irpe.train.segmentation.pretrained import fill_pretrained
+    from irpe.tasks.segment.pretrained import fill_pretrained
 
     monkeypatch.setattr("irpe.hub.getproxies", dict)
     monkeypatch.setattr(constants, "ENDPOINT", "https://nowhere.invalid")

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
 
 from cases import Case
-from own_error import assert_at_most_twice, fused_errors, pytorchs_own
+from own_error import assert_at_most_twice, fused_errors, pytorchs_own, rows_of_pairs
 from pairs import all_pairs
 from torch.utils.checkpoint import checkpoint
 
@@ -32,8 +32,8 @@ from irpe import (
     rpe_attention,
     rpe_attention_weights,
 )
-from irpe.ops.differentiable import CompactCall
-from irpe.ops.impl.reference import _rows_of_pairs
+from irpe.ops.checks import check_call
+from irpe.ops.differentiable import _flatten
 
 FACTORS = {
     "method": ["product", "cross", "euclidean", "quantization"],
@@ -125,7 +125,7 @@ def check_dropout():
         a = weights * kept / 0.6
         z = a @ v
         for table, bucket_map in zip(tables["value_tables"], case.maps, strict=True):
-            z = z + torch.einsum("bhij,bhijd->bhid", a, _rows_of_pairs(table, bucket_map))
+            z = z + torch.einsum("bhij,bhijd->bhid", a, rows_of_pairs(table, bucket_map))
         return z
 
     check_gradient(attend, expected, case.leaves())
@@ -197,22 +197,17 @@ def check_many_rows():
 def check_operators():
     """PyTorch's own check of the operators, with all that a call may hold."""
     case = Case(RPESpec("product", targets="qkv", index=Clip(1)), (2, 3), 0, 1, dtype=torch.float16)
-    tables = {"bias_tables": [], **case.tables}
-    call = CompactCall(
-        *(x.detach() for x in (case.q, case.k, case.v, case.q, case.k)),
-        None,
-        **{name: [t.detach() for t in ts] for name, ts in tables.items()},
-        ids=[m.compact_ids for m in case.maps],
-        grid=[2, 3],
-        scale=0.5,
-        dropout_p=0.1,
-        seed=torch.tensor(5),
-    )
+    unrotated = {"table_q": case.q, "table_k": case.k}
+    call = check_call(
+        case.q, case.k, case.v, case.maps, **case.tables, **unrotated, dropout_p=0.1
+    )  # fmt: skip
+    call = call.with_leaves([None if x is None else x.detach() for x in call.leaves()])
+    fields = _flatten(call)
     checks = ("test_schema", "test_faketensor")
     operator = torch.ops.irpe.triton.default
-    torch.library.opcheck(operator, (*call.arguments(), True), test_utils=checks)
-    out, *kept = operator(*call.arguments(), True)
-    arguments = (torch.randn_like(out), [out, *kept], False, *call.arguments())
+    torch.library.opcheck(operator, (*fields, True), test_utils=checks)
+    out, *kept = operator(*fields, True)
+    arguments = (torch.randn_like(out), [out, *kept], False, *fields)
     backward = torch.ops.irpe.triton_backward.default
     torch.library.opcheck(backward, arguments, test_utils=checks)
 

@@ -6,8 +6,8 @@ import torch
 
 import irpe
 from irpe import viz
-from irpe.train.classification.idx import IdxSource
-from irpe.train.classification.sources import EMBEDDED
+from irpe.tasks.classify.idx import IdxSource
+from irpe.tasks.classify.sources import EMBEDDED
 
 FOLDER = Path(__file__).parents[1] / "docs/figures"
 SPECS = ("euclidean-contextual-k", "product-contextual-k")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-TARGET = Path(__file__).parents[1] / "src/irpe/train/classification/fashion_mnist"
+TARGET = Path(__file__).parents[1] / "src/irpe/tasks/classify/fashion_mnist"
 
 
 def read(path: Path) -> np.ndarray:

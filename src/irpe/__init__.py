@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from irpe.nn.cross_attention import RPECrossAttention
     from irpe.nn.encoding import RelativePositionEncoding
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
+    from irpe.relative.make_relative import make_relative
+    from irpe.relative.probe import position_probe
 
     __version__: str
 
@@ -54,8 +56,10 @@ __all__ = [
     "explain",
     "load_equipped",
     "load_published",
+    "make_relative",
     "parameter_groups",
     "parse_encoding",
+    "position_probe",
     "register_host",
     "rpe_attention",
     "rpe_attention_weights",
@@ -88,6 +92,8 @@ _SOURCES = {
     "irpe.nn.cross_attention": ("RPECrossAttention",),
     "irpe.nn.encoding": ("RelativePositionEncoding",),
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
+    "irpe.relative.make_relative": ("make_relative",),
+    "irpe.relative.probe": ("position_probe",),
 }
 _load, __dir__ = lazy_names("irpe", _SOURCES)
 

@@ -6,7 +6,7 @@ from ablation.small import ROWS, small_cells, write_images
 from irpe.ablation.cells import plan_cells, read_result, run_cell
 from irpe.ablation.results import TOP1
 from irpe.ablation.shifts import classify_shifted
-from irpe.train.classification.task import open_task
+from irpe.tasks.classify.task import open_task
 from irpe.train.processes import make_accelerator
 from irpe.train.runs import load_run
 

@@ -19,10 +19,10 @@ from irpe.ablation.robustness import (
     read_classifier,
     resize,
 )
-from irpe.train.classification.model import build_model
-from irpe.train.classification.scores import evaluate
-from irpe.train.classification.transforms import eval_images
-from irpe.train.detection.config import DetectorConfig
+from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.scores import evaluate
+from irpe.tasks.classify.transforms import eval_images
+from irpe.tasks.detect.config import DetectorConfig
 from irpe.train.processes import make_accelerator
 from irpe.train.runs import load_run
 

@@ -17,7 +17,7 @@ from irpe.ablation.report import AblationReport, markdown_table
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.running import NoBoard, run_cells
 from irpe.ablation.statistics import collect_rows
-from irpe.train.classification.task import open_task
+from irpe.tasks.classify.task import open_task
 from irpe.train.signals import StoppedError
 
 

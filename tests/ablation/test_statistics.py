@@ -15,7 +15,7 @@ from irpe.ablation.results import ClassifierResult, SegmenterResult
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import collect_rows, compare
 from irpe.recipes import RECIPES
-from irpe.train.segmentation.scores import ClassCounts
+from irpe.tasks.segment.scores import ClassCounts
 
 ENCODINGS = {
     "absolute": ("none", "keep"),

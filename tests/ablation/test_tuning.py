@@ -26,8 +26,8 @@ from irpe.ablation.tuning import (
     plan_trials,
     tuning_table,
 )
-from irpe.train.classification.sources import hold_out, open_split
-from irpe.train.classification.task import ClassificationTask
+from irpe.tasks.classify.sources import hold_out, open_split
+from irpe.tasks.classify.task import ClassificationTask
 from irpe.train.processes import make_accelerator
 from irpe.train.runs import load_run
 

@@ -17,8 +17,8 @@ timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 from typer.testing import CliRunner  # noqa: E402
 
 from irpe.cli.app import app  # noqa: E402
-from irpe.train.classification.config import ClassifierConfig  # noqa: E402
-from irpe.train.classification.model import build_model  # noqa: E402
+from irpe.tasks.classify.config import ClassifierConfig  # noqa: E402
+from irpe.tasks.classify.model import build_model  # noqa: E402
 
 METRICS = (
     "epoch,lr,train_loss,val_loss,top1,top5,seconds\n1,0.1,2,1.5,40,80,10\n2,0.1,1,1,60,90,10\n"

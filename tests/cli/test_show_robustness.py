@@ -10,7 +10,7 @@ pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 
 from train.little import CONFIG, little, write_run
 
-from irpe.train.detection.config import DetectorConfig
+from irpe.tasks.detect.config import DetectorConfig
 
 NAMES = ["absolute-0", "absolute-1", "K-0"]
 

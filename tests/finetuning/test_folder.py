@@ -61,8 +61,8 @@ def test_irpe_eval_prepares_images_as_the_example_does(tmp_path):
     import timm
 
     from irpe.cli.classifiers import as_classifier
-    from irpe.train.classification.sources import open_evaluation
-    from irpe.train.classification.transforms import eval_images
+    from irpe.tasks.classify.sources import open_evaluation
+    from irpe.tasks.classify.transforms import eval_images
     from irpe.train.sampling import Sample
 
     write_images(tmp_path / "train", 1)

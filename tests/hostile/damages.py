@@ -25,10 +25,10 @@ import irpe
 from irpe.files import read_safetensors, to_safetensors
 from irpe.models.layout import read_checkpoint
 from irpe.recipes import RECIPES
+from irpe.tasks.classify.sources import open_split
+from irpe.tasks.detect.annotations.source import open_boxes
 from irpe.train.checkpoint import load_checkpoint, save_checkpoint
-from irpe.train.classification.sources import open_split
 from irpe.train.config import RUN_FILE
-from irpe.train.detection.annotations.source import open_boxes
 from irpe.train.runs import read_config, read_metrics
 
 

@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from cases import CPU_IMPLEMENTATIONS
 from torch.utils.checkpoint import checkpoint
 
+import irpe
 from irpe import RelativePositionEncoding, RPEAttention, RPESpec, bucket_maps
 
 GRID = (3, 5)
@@ -207,10 +208,10 @@ def test_inference_first_then_training():
     ("spec", "impl"),
     [
         ("product-contextual-qkv", "auto"),
-        ("product-contextual-qkv@clip1", "whole"),
+        ("product-contextual-qkv@clip1", "fast"),
         ("cross-bias-k", "auto"),
-        ("cross-contextual-qk", "blockwise"),
-        ("cross-contextual-v", "folded"),
+        ("cross-contextual-qk", "fast"),
+        ("cross-contextual-v", "plain"),
         ("transformer-xl", "auto"),
     ],
 )
@@ -259,9 +260,8 @@ def test_tables_that_no_machine_holds_are_refused_with_their_size():
         RPEAttention(32, num_heads=4, spec="product-contextual-k@1e6")
 
 
-@pytest.mark.parametrize("spec", ["product-contextual-qkv", "transformer-xl"])
-def test_tables_meet_queries_and_keys_before_a_rotation(spec):
-    encoding = make_attention(spec).rpe
+def test_tables_meet_queries_and_keys_before_a_rotation():
+    encoding = make_attention("product-contextual-qkv").rpe
     q, k, v = torch.randn(3, 2, 4, 16, 8, dtype=torch.float64)
     angle = torch.arange(16.0, dtype=torch.float64)[:, None]
 
@@ -269,16 +269,22 @@ def test_tables_meet_queries_and_keys_before_a_rotation(spec):
         a, b = x.chunk(2, dim=-1)
         return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
 
-    shift = getattr(encoding, "content_shift", torch.zeros(8)).double()
-    b = encoding.scores(q, k, grid=GRID) - (k @ shift).unsqueeze(-2)
-    e = (rotate(q + shift) @ rotate(k).mT + b) * 8**-0.5
-    weights = encoding.weights(q, k, grid=GRID, rotate=rotate)
-    torch.testing.assert_close(weights, e.softmax(-1))
-    z = encoding(q, k, v, grid=GRID, rotate=rotate)
-    expected = encoding(q, k, v, grid=GRID, attn_mask=((rotate(q + shift) @ rotate(k).mT
-        - (q + shift) @ k.mT) * 8**-0.5))  # fmt: skip
-    torch.testing.assert_close(z, expected)
+    rotated = rotate(q), rotate(k)
+    options = {"grid": GRID, "table_q": q, "table_k": k}
+    e = (rotated[0] @ rotated[1].mT + encoding.scores(q, k, grid=GRID)) * 8**-0.5
+    torch.testing.assert_close(encoding.weights(*rotated, **options), e.softmax(-1))
+    z = encoding(*rotated, v, **options)
+    difference = (rotated[0] @ rotated[1].mT - q @ k.mT) * 8**-0.5
+    torch.testing.assert_close(z, encoding(q, k, v, grid=GRID, attn_mask=difference))
     assert (z - encoding(q, k, v, grid=GRID)).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("spec", ["transformer-xl", "rope-axial", "rope-axial+product-bias-k"])
+def test_encodings_that_change_queries_refuse_a_rotation_of_the_host(spec):
+    encoding = make_attention(spec).rpe
+    q = torch.randn(2, 4, 16, 8)
+    with pytest.raises(irpe.UserError, match="table_q"):
+        encoding(q, q, q, grid=GRID, table_q=q, table_k=q)
 
 
 SCORED = ["product-contextual-qkv", "cross-bias-k", "product-bias-k+unshared", "transformer-xl"]

@@ -1,19 +1,19 @@
-"""The ways to compute attention: every implementation, and the blocks of the blockwise one."""
+"""The ways to compute attention: every implementation, and the fast one in small slices."""
 
 import pytest
 
-from irpe.ops.impl.blockwise.schedule import SCHEDULES, Schedule
+from irpe.ops.impl.fast.slices import BOUNDS, Bounds
 
-SMALL_BLOCKS = Schedule(weights=300, mask=300, kept=0)  # some queries of one head of a small case
+SMALL_SLICES = Bounds(weights=300, mask=300, kept=0)  # some queries of one head of a small case
 
 
 @pytest.fixture
 def use_way(monkeypatch):
-    """A function from a way to the name of its implementation; sets the blocks that it needs."""
+    """A function from a way to the name of its implementation; sets the slices that it needs."""
 
     def use(way):
-        if way.endswith("small blocks"):
-            monkeypatch.setitem(SCHEDULES, "cpu", SMALL_BLOCKS)
+        if way.endswith("small slices"):
+            monkeypatch.setitem(BOUNDS, "cpu", SMALL_SLICES)
         return way.partition(",")[0]
 
     return use

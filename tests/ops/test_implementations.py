@@ -6,9 +6,10 @@ from cases import CPU_IMPLEMENTATIONS, Case, assert_all_close
 from pairs import all_pairs, text
 
 from irpe import BucketMap, Clip, Piecewise, RPESpec, rpe_attention
-from irpe.ops.differentiable import CompactCall
+from irpe.ops.checks import check_call
+from irpe.ops.differentiable import _flatten
 
-WAYS = [*(name for name in CPU_IMPLEMENTATIONS if name != "reference"), "blockwise, small blocks"]
+WAYS = [*(name for name in CPU_IMPLEMENTATIONS if name != "reference"), "fast, small slices"]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 TARGETS = ["bias", "q", "k", "v", "qk", "qv", "kv", "qkv"]
 # Rows of 12 x 16 and of 24 x 16 repeat with Clip(1); 3 x 5 and 2 x 3 x 4 use more rows than keys
@@ -52,24 +53,9 @@ def test_outputs_and_gradients_equal_the_reference(factors, device, use_way):
     )
     expected = case.output_and_gradients("reference")
     impl = use_way(f["way"])
-    if _refuses(case, impl):
-        with pytest.raises(ValueError, match=f"impl '{impl}' cannot compute this call"):
-            case.attention(impl)
-        impl = use_way("blockwise, small blocks")
     assert_all_close(case.output_and_gradients(impl), expected, 1e-10)
     with torch.no_grad():
         assert_all_close([case.attention(impl)], expected[:1], 1e-10)
-
-
-def _refuses(case, impl):
-    """What is documented not to work."""
-    is_by_axis = case.spec.method == "cross"
-    uses_vectors = case.spec.mode == "contextual"
-    is_many = max(m.num_used_buckets for m in case.maps) > case.q.shape[2]
-    return {
-        "folded": case.is_rotated or not (is_by_axis or case.grid == (1, 1)),
-        "whole": is_many and uses_vectors,
-    }.get(impl, False)
 
 
 def test_the_cases_above_are_all_pairs():
@@ -144,13 +130,7 @@ def test_rectangles_and_maps_of_each_image(way, batch, use_way):
         out = rpe_attention(*qkv, [bucket_map], **lists, impl=impl)
         return [out, *torch.autograd.grad(out.square().sum(), [*qkv, *tables.values()])]
 
-    impl = use_way(way)
-    if impl == "folded" or (impl == "blockwise" and batch):
-        with pytest.raises(ValueError, match="cannot compute this call"):
-            run(impl)
-    else:
-        assert_all_close(run(impl), run("reference"), 1e-10)
-    assert_all_close(run("auto"), run("reference"), 1e-10)
+    assert_all_close(run(use_way(way)), run("reference"), 1e-10)
 
 
 @pytest.mark.parametrize("way", [*WAYS, "reference"])
@@ -165,11 +145,7 @@ def test_dropout_has_the_gradient_of_what_it_dropped(way, use_way):
         torch.manual_seed(0)
         return case.attention(impl, dropout_p=0.4)
 
-    if impl == "whole":
-        with pytest.raises(ValueError, match="does not replay dropout"):
-            attend(*case.leaves())
-    else:
-        assert torch.autograd.gradcheck(attend, tuple(case.leaves()), fast_mode=True)
+    assert torch.autograd.gradcheck(attend, tuple(case.leaves()), fast_mode=True)
 
 
 @pytest.mark.parametrize("way", [*WAYS, "reference"])
@@ -185,7 +161,7 @@ def test_backward_is_deterministic(way, use_way):
 
 
 def test_the_weights_are_kept_only_while_they_are_small(use_way):
-    impl = use_way("blockwise, small blocks")
+    impl = use_way("fast, small slices")
     for grid, is_kept in (((4, 4), True), ((4, 5), False)):  # 16 keys of dimension 1, and more
         case, shapes = Case(RPESpec("product", index=Clip(1)), grid, 0, dim=1), []
 
@@ -203,27 +179,15 @@ def test_the_weights_are_kept_only_while_they_are_small(use_way):
 @pytest.mark.parametrize("keeps", [True, False])
 def test_operators_pass_torchs_own_check(targets, keeps):
     case = Case(RPESpec("cross", targets=targets, index=Clip(1)), (3, 4), batch=1, mask="additive")
-    tables = {
-        "query_tables": [], "key_tables": [], "value_tables": [], "bias_tables": [], **case.tables,
-    }  # fmt: skip
-    call = CompactCall(
-        *(x.detach() for x in (case.q, case.k, case.v)),
-        None,
-        None,
-        case.attn_mask[None].detach(),
-        **{name: [t.detach()[:, :3] for t in ts] for name, ts in tables.items()},
-        ids=[m.compact_ids % 3 for m in case.maps],
-        grid=[3, 4],
-        scale=0.5,
-        dropout_p=0.0,
-        seed=None,
-    )
+    call = check_call(case.q, case.k, case.v, case.maps, **case.tables, attn_mask=case.attn_mask)
+    detached = [None if x is None else x.detach() for x in call.leaves()]
+    arguments = _flatten(call.with_leaves(detached))
     checks = ("test_schema", "test_faketensor")
-    operator = torch.ops.irpe.blockwise.default
-    torch.library.opcheck(operator, (*call.arguments(), keeps), test_utils=checks)
-    out, *kept = operator(*call.arguments(), keeps)
-    arguments = (torch.randn_like(out), kept, True, *call.arguments())
-    torch.library.opcheck(torch.ops.irpe.blockwise_backward.default, arguments, test_utils=checks)
+    operator = torch.ops.irpe.fast.default
+    torch.library.opcheck(operator, (*arguments, keeps), test_utils=checks)
+    out, *kept = operator(*arguments, keeps)
+    of_backward = (torch.randn_like(out), kept, True, *arguments)
+    torch.library.opcheck(torch.ops.irpe.fast_backward.default, of_backward, test_utils=checks)
 
 
 @pytest.mark.parametrize("targets", ["bias", *TARGETS[2:]])
@@ -235,12 +199,12 @@ def test_gradcheck_of_the_reference(targets):
 
     def attend(q, k, v, *rest):
         case.q, case.k, case.v, case.attn_mask = q, k, v, rest[-1]
-        case.unrotated = {"table_q": rest[-3], "table_k": rest[-2]}
         remaining = iter(rest)
         case.tables = {
             name: [next(remaining) for _ in range(size)]
             for name, size in zip(names, sizes, strict=True)
         }
+        case.unrotated = {name: next(remaining) for name in case.unrotated}
         return case.attention("reference")
 
     assert torch.autograd.gradcheck(attend, tuple(case.leaves()), fast_mode=True)

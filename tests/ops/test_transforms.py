@@ -37,11 +37,10 @@ def test_forward_mode_derivatives(case):
     assert found.abs().max() > 0.1
 
 
-@pytest.mark.parametrize("impl", ["whole", "blockwise"])
-def test_forward_mode_is_refused_where_it_would_be_wrong(case, impl):
+def test_forward_mode_is_refused_where_it_would_be_wrong(case):
     q = case.q.detach().requires_grad_()
-    with forward_ad.dual_level(), pytest.raises((NotImplementedError, RuntimeError)):
-        attend(case, forward_ad.make_dual(q, torch.ones_like(q)), impl)
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="forward-mode"):
+        attend(case, forward_ad.make_dual(q, torch.ones_like(q)), "fast")
 
 
 def test_function_transforms_give_what_autograd_gives(case):
@@ -66,10 +65,23 @@ def test_derivatives_of_derivatives_work_or_name_what_does(case):
     (first,) = torch.autograd.grad(attend(case, leaf, "plain").sum(), leaf, create_graph=True)
     (second,) = torch.autograd.grad(first.square().sum(), leaf)
     assert second.abs().max() > 0
-    for impl in ("whole", "blockwise"):
-        out = attend(case, leaf, impl).sum()
-        with pytest.raises(NotImplementedError, match="impl='plain'"):
-            torch.autograd.grad(out, leaf, create_graph=True)
+    out = attend(case, leaf, "fast").sum()
+    with pytest.raises(NotImplementedError, match="impl='plain'"):
+        torch.autograd.grad(out, leaf, create_graph=True)
+
+
+def test_several_gradients_at_once_work_or_name_what_does(case):
+    leaf, weights = case.q.detach().requires_grad_(), torch.randn(3, *case.q.shape).double()
+    out = attend(case, leaf, "plain")
+    (found,) = torch.autograd.grad(out, leaf, weights, is_grads_batched=True)
+    out = attend(case, leaf, "fast")
+    for weight, of_weight in zip(weights, found, strict=True):
+        (expected,) = torch.autograd.grad(out, leaf, weight, retain_graph=True)
+        torch.testing.assert_close(of_weight, expected)
+    with pytest.raises(NotImplementedError, match="impl='plain'"):
+        torch.autograd.grad(out, leaf, weights, is_grads_batched=True)
+    with pytest.raises(NotImplementedError, match="impl='plain'"):
+        torch.autograd.functional.jacobian(lambda x: attend(case, x, "fast"), leaf, vectorize=True)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +104,7 @@ def test_compiled_transforms(case, transform):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("impl", ["whole", "blockwise"])
+@pytest.mark.parametrize("impl", ["plain", "fast"])
 def test_compiled_with_one_tensor_in_several_places(case, impl):
     table = case.tables["key_tables"][0]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 
 from irpe.progress import NO_PROGRESS, NoProgress
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.classification.model import build_model
-from irpe.train.classification.sources import Subset, open_images
-from irpe.train.classification.task import ClassificationTask
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.sources import Subset, open_images
+from irpe.tasks.classify.task import ClassificationTask
 from irpe.train.engine import Trainer, fit
 from irpe.train.image_files import BrokenImageError
 from irpe.train.processes import make_accelerator

@@ -9,8 +9,8 @@ import torch
 from PIL import Image, ImageDraw
 
 from irpe.progress import NO_PROGRESS
-from irpe.train.detection.config import DetectorConfig
-from irpe.train.detection.task import open_task
+from irpe.tasks.detect.config import DetectorConfig
+from irpe.tasks.detect.task import open_task
 from irpe.train.engine import fit
 from irpe.train.processes import make_accelerator
 

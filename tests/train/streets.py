@@ -7,10 +7,10 @@ import numpy as np
 from PIL import Image
 
 from irpe.progress import NO_PROGRESS
+from irpe.tasks.segment.config import SegmenterConfig
+from irpe.tasks.segment.task import open_task
 from irpe.train.engine import fit
 from irpe.train.processes import make_accelerator
-from irpe.train.segmentation.config import SegmenterConfig
-from irpe.train.segmentation.task import open_task
 
 VOID = 3
 CLASSES = ("sky", "road", "car")

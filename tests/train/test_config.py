@@ -3,8 +3,8 @@ import json
 
 import pytest
 
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.detection.config import DetectorConfig
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.detect.config import DetectorConfig
 from irpe.train.task import parse_config
 
 CONFIG = ClassifierConfig(model="deit_tiny_patch16_224", model_args={"depth": 2})

@@ -12,8 +12,8 @@ from train.little import AUGMENTED, CONFIG, Damaged, StopAt, little, task, train
 from train.processes import kill_again_and_again, position, start, wait_for
 
 from irpe.progress import NoProgress
+from irpe.tasks.classify.task import ClassificationTask
 from irpe.train.checkpoint import load_checkpoint, save_checkpoint
-from irpe.train.classification.task import ClassificationTask
 from irpe.train.engine import fit
 from irpe.train.processes import make_accelerator
 from irpe.train.runs import load_run, read_config, read_metrics

@@ -7,7 +7,7 @@ import pytest
 import torch
 from train.little import AUGMENTED, CONFIG, little
 
-from irpe.train.classification.transforms import Batch, train_images
+from irpe.tasks.classify.transforms import Batch, train_images
 from irpe.train.sampling import Batches, EveryImage, make_loader, train_sampler
 
 NO_MIXING = AUGMENTED.replace(mixup=0.0, cutmix=0.0)

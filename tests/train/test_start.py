@@ -7,7 +7,7 @@ import irpe.train
 
 
 def test_a_run_from_python_is_trained_saved_and_goes_on(tmp_path, monkeypatch):
-    open_images = "irpe.train.classification.task.open_images"
+    open_images = "irpe.tasks.classify.task.open_images"
     monkeypatch.setattr(open_images, lambda *_: little())
     fitted = irpe.train.train(CONFIG.replace(epochs=1), tmp_path / "run")
     assert len(fitted.history) == 1

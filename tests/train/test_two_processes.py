@@ -9,12 +9,12 @@ from dataclasses import asdict
 import pytest
 import torch
 from cli.terminal import irpe
+from tasks.detect.detections import scene
 from train import little, scenes, streets
-from train.detection.detections import scene
 from train.processes import torchrun
 
+from irpe.tasks.detect.scores import score_boxes
 from irpe.train.checkpoint import load_checkpoint
-from irpe.train.detection.scores import score_boxes
 
 RUNS = {name: (f"one-{name}", name) for name in ("classifier", "detector", "segmenter")}
 CLASSIFIER = little.CONFIG.replace(flip=0.0, drop_path=0.0)
@@ -25,10 +25,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 import torch
 from train import little, scenes, streets
-from train.detection.detections import scene
+from tasks.detect.detections import scene
 from train.test_two_processes import CLASSIFIER
 from irpe.cli.app import app
-from irpe.train.detection.scores import gather_detections, score_boxes
+from irpe.tasks.detect.scores import gather_detections, score_boxes
 from irpe.train.processes import make_accelerator
 
 data, pixels, folder = sys.argv[1:]

@@ -14,15 +14,15 @@ from irpe.ablation.shifts import classify_shifted
 from irpe.errors import UserError
 from irpe.files import clean_name, write_text
 from irpe.progress import NO_PROGRESS, Progress
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.classification.sources import hold_out, open_images
-from irpe.train.classification.task import ClassificationTask
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.classify.sources import hold_out, open_images
+from irpe.tasks.classify.task import ClassificationTask
+from irpe.tasks.segment.config import SegmenterConfig
+from irpe.tasks.segment.task import SegmentationTask
+from irpe.tasks.segment.task import open_split as open_pixels_of
 from irpe.train.engine import fit
 from irpe.train.overview import effect_on_images
 from irpe.train.processes import make_accelerator
-from irpe.train.segmentation.config import SegmenterConfig
-from irpe.train.segmentation.task import SegmentationTask
-from irpe.train.segmentation.task import open_split as open_pixels_of
 from irpe.train.task import Task, open_task
 
 AblationConfig = ClassifierConfig | SegmenterConfig

@@ -9,12 +9,12 @@ from accelerate import Accelerator
 
 from irpe.ablation.robustness import read_as
 from irpe.errors import UserError
+from irpe.tasks.segment.config import SegmenterConfig
+from irpe.tasks.segment.crops import PixelImages, WholeImages
+from irpe.tasks.segment.labels.source import LabelledPixels
+from irpe.tasks.segment.scores import evaluate
+from irpe.tasks.segment.windows import windows_of
 from irpe.train.runs import load_run
-from irpe.train.segmentation.config import SegmenterConfig
-from irpe.train.segmentation.crops import PixelImages, WholeImages
-from irpe.train.segmentation.labels.source import LabelledPixels
-from irpe.train.segmentation.scores import evaluate
-from irpe.train.segmentation.windows import windows_of
 
 Curves = dict[str, dict[float, list[float]]]
 

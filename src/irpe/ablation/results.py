@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.train.classification.scores import Score
-from irpe.train.segmentation.scores import ClassCounts, PixelScore
+from irpe.tasks.classify.scores import Score
+from irpe.tasks.segment.scores import ClassCounts, PixelScore
 
 
 @dataclass(frozen=True)

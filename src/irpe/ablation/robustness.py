@@ -14,11 +14,11 @@ from torch import nn
 
 from irpe.ablation.shifts import classify_shifted, patch_size
 from irpe.errors import UserError
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.classification.model import build_model
-from irpe.train.classification.scores import check_broken, evaluate
-from irpe.train.classification.sources import Source
-from irpe.train.classification.transforms import eval_images
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.scores import check_broken, evaluate
+from irpe.tasks.classify.sources import Source
+from irpe.tasks.classify.transforms import eval_images
 from irpe.train.config import RunConfig
 from irpe.train.configs import KINDS
 from irpe.train.runs import load_run, read_config

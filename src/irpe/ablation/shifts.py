@@ -9,7 +9,7 @@ from jaxtyping import Float
 from PIL import Image
 from torch import Tensor, nn
 
-from irpe.train.classification.transforms import LabelledImages
+from irpe.tasks.classify.transforms import LabelledImages
 from irpe.train.sampling import every_batch
 
 _BATCH = 256  # images per forward pass

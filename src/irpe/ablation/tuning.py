@@ -19,10 +19,10 @@ from irpe.ablation.cells import AblationConfig, Cell, plan_cells
 from irpe.ablation.results import CellResult
 from irpe.ablation.rows import AblationRow
 from irpe.errors import UserError
-from irpe.train.classification.model import build_model
+from irpe.tasks.classify.model import build_model
+from irpe.tasks.segment.config import SegmenterConfig
+from irpe.tasks.segment.model import build_segmenter
 from irpe.train.optim import rate_fields
-from irpe.train.segmentation.config import SegmenterConfig
-from irpe.train.segmentation.model import build_segmenter
 
 FACTORS = (1.0, 5.0, 20.0)  # multiples of the model's rate
 SEEDS = 2

@@ -17,8 +17,7 @@ from irpe.adapters.equipped import (
     equipped_blocks,
     generator_of,
 )
-from irpe.nn.encoding import RelativePositionEncoding
-from irpe.nn.scored import Rotate, Temperature
+from irpe.nn.encoding import RelativePositionEncoding, Temperature
 from irpe.ops.shapes import Tokens
 
 NEXT_TO_NOTHING = 0.02  # an effect below which an encoding cannot explain a result
@@ -122,14 +121,11 @@ def _plain_attention(
     *,
     grid: object,
     attn_mask: Tensor | None = None,
-    rotate: Rotate | None = None,
     scale: float | None = None,
     temperature: Temperature | None = None,
     **_: object,
 ) -> Tokens:
     """Returns attention without an encoding; arguments as in `RelativePositionEncoding`."""
-    if rotate is not None:
-        q, k = rotate(q), rotate(k)
     if temperature is not None:
         q, scale = q * temperature, 1.0
     return F.scaled_dot_product_attention(q, k, v, attn_mask, scale=scale)

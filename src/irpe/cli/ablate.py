@@ -17,8 +17,8 @@ from irpe.cli.train import find_recipe
 from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.recipes import classification, segmentation
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.segmentation.config import SegmenterConfig
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.segment.config import SegmenterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

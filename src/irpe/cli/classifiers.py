@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from irpe.errors import UserError
-from irpe.train.classification.config import ClassifierConfig
+from irpe.tasks.classify.config import ClassifierConfig
 
 _PROCESSOR = "preprocessor_config.json"  # which transformers' image processors write
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

@@ -15,11 +15,11 @@ from irpe.cli.validation import open_val
 from irpe.core.choices import check_choice
 from irpe.errors import UserError
 from irpe.extras import require_installed
-from irpe.train.classification.config import ClassifierConfig
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.detect.config import DetectorConfig
+from irpe.tasks.segment.config import SegmenterConfig
 from irpe.train.config import PRECISIONS, RUN_FILE, check_exists
 from irpe.train.configs import KINDS, Config
-from irpe.train.detection.config import DetectorConfig
-from irpe.train.segmentation.config import SegmenterConfig
 
 _INSIDE = (".safetensors", ".json", ".pt")  # files of a saved model or run; the authors' are .pth
 
@@ -105,9 +105,9 @@ def evaluate(
     if data is not None:
         check_exists(data)
     from irpe.cli.bars import ProgressBar
-    from irpe.train.classification.scores import TOP, check_broken
-    from irpe.train.classification.scores import evaluate as score_of
-    from irpe.train.classification.transforms import eval_images
+    from irpe.tasks.classify.scores import TOP, check_broken
+    from irpe.tasks.classify.scores import evaluate as score_of
+    from irpe.tasks.classify.transforms import eval_images
     from irpe.train.processes import make_accelerator
 
     use_threads(threads)

@@ -11,7 +11,7 @@ import typer
 from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import write_text
-from irpe.train.detection.config import DetectorConfig
+from irpe.tasks.detect.config import DetectorConfig
 
 _ON_A_SHEET = 24  # pictures
 THRESHOLD = 0.3  # the least score of a box that is drawn
@@ -51,9 +51,9 @@ def evaluate_boxes(
     if draw:
         require_installed("viz", "matplotlib")
     from irpe.cli.bars import ProgressBar
-    from irpe.train.detection.annotations.source import open_boxes
-    from irpe.train.detection.scores import score_with_classes
-    from irpe.train.detection.task import EVAL_BATCH, detect, eval_inputs
+    from irpe.tasks.detect.annotations.source import open_boxes
+    from irpe.tasks.detect.scores import score_with_classes
+    from irpe.tasks.detect.task import EVAL_BATCH, detect, eval_inputs
 
     if config.data == "embedded":
         raise UserError("--data is missing: a folder in the layout of COCO or Pascal VOC")

@@ -10,7 +10,7 @@ import typer
 from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import write_text
-from irpe.train.segmentation.config import SegmenterConfig
+from irpe.tasks.segment.config import SegmenterConfig
 
 _ON_A_SHEET = 12  # images
 _WIDTH = 79
@@ -47,10 +47,10 @@ def evaluate_pixels(
     if draw:
         require_installed("viz", "matplotlib")
     from irpe.cli.bars import ProgressBar
-    from irpe.train.segmentation.crops import PixelImages, WholeImages
-    from irpe.train.segmentation.scores import EVAL_BATCH, evaluate
-    from irpe.train.segmentation.task import open_split
-    from irpe.train.segmentation.windows import windows_of
+    from irpe.tasks.segment.crops import PixelImages, WholeImages
+    from irpe.tasks.segment.scores import EVAL_BATCH, evaluate
+    from irpe.tasks.segment.task import open_split
+    from irpe.tasks.segment.windows import windows_of
 
     folder, model = output or path / "eval", model.to(accelerator.device)
     with ProgressBar() as bar:
@@ -110,8 +110,8 @@ def _draw(model: Any, images: Any, windows: Any, count: int, device: Any, folder
     """Saves pictures of the first images with what is true and predicted, and a contact sheet."""
     import torch
 
+    from irpe.tasks.segment.scores import predict
     from irpe.train.sampling import Sample
-    from irpe.train.segmentation.scores import predict
     from irpe.viz import SegmentedImage, plot_segmentation, plot_segmentation_sheet, save_figure
 
     source = images.source

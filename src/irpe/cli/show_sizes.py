@@ -85,7 +85,7 @@ def _parse_scales(text: str) -> list[float]:
 def _open(paths: Sequence[Path], split: str | None, bar: ProgressBar) -> list[Any]:
     """Returns the runs with their images; those of the same data are opened once."""
     from irpe.ablation.image_sizes import SegmenterRun, read_segmenter
-    from irpe.train.segmentation.task import open_split
+    from irpe.tasks.segment.task import open_split
 
     sources: dict[tuple[Any, ...], Any] = {}
     runs: list[SegmenterRun] = []

@@ -21,9 +21,9 @@ from irpe.core.choices import check_choice
 from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.recipes import RECIPES
+from irpe.tasks.detect.config import DetectorConfig
 from irpe.train.config import RUN_FILE, RunConfig, find_run_file
 from irpe.train.configs import CONFIGS
-from irpe.train.detection.config import DetectorConfig
 
 if TYPE_CHECKING:
     from irpe.train.engine import FitResult, Trainer
@@ -192,7 +192,7 @@ def _warn(fitted: "FitResult", config: RunConfig) -> list[str]:
 
 def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     """Returns what was reached, where it is, and what to do next."""
-    from irpe.train.classification.scores import TOP
+    from irpe.tasks.classify.scores import TOP
 
     scores = {} if fitted.score is None else fitted.score.row()
     if len(config.classes) <= TOP:

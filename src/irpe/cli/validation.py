@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from irpe.errors import UserError
-from irpe.train.classification.config import ClassifierConfig
+from irpe.tasks.classify.config import ClassifierConfig
 from irpe.train.config import is_name
 
 _WORDS = {
@@ -50,7 +50,7 @@ def open_val(
         data: Other images than those of the run.
         root: Where a dataset with a name is stored.
     """
-    from irpe.train.classification.sources import has_splits, open_evaluation, open_images
+    from irpe.tasks.classify.sources import has_splits, open_evaluation, open_images
 
     is_own = data is None or (root is None and _is_held_out_of(config, data))
     if data is not None and not is_own:

@@ -1,16 +1,31 @@
 """The table row of every pair of tokens, as a value."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Integer, Shaped
 from torch import Tensor
 
-from irpe.core.grid import Grid
 from irpe.errors import UserError
 
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
+_MOST_INDEXED_PAIRS = 2**18  # up to so many, a map holds a 64-bit index of its pairs: 2 MiB
+
+
+class KeyAxis(NamedTuple):
+    """The axis of a grid that alone decides a pair's bucket: the map of `cross` for that axis.
+
+    Args:
+        grid: The shape of the grid of the keys, which follows any prefix tokens.
+        axis: The axis of it.
+        of_queries: Whether queries and keys are the same tokens, so that this holds for both.
+    """
+
+    grid: tuple[int, ...]
+    axis: int
+    of_queries: bool
 
 
 class BucketMap:
@@ -23,12 +38,12 @@ class BucketMap:
         ids: The table row for query i and key j at `ids[i, j]`; with a batch axis in front where
             the images of a batch differ.
         num_buckets: The number of table rows, used or not.
-        grid: The grid of the keys if they lie on one, after any prefix tokens.
 
     Attributes:
         used_rows: The table rows that occur in `ids`, ascending: the set in Eq. 27.
         num_used_buckets: How many they are: the k of the cost.
-        compact_ids: For each pair, the position of its row in `used_rows`.
+        compact_ids: For every pair the position of its row in `used_rows`.
+        key_axis: The axis of a grid that alone decides the bucket, if there is one.
 
     Examples:
         >>> import irpe
@@ -37,12 +52,7 @@ class BucketMap:
         (49, torch.Size([6, 6]))
     """
 
-    def __init__(
-        self,
-        ids: Integer[Tensor, "*batch query key"],
-        num_buckets: int,
-        grid: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, ids: Integer[Tensor, "*batch query key"], num_buckets: int) -> None:
         if ids.ndim not in (2, 3) or not _is_integer(ids) or ids.is_meta:
             raise UserError(
                 f"ids of shape {tuple(ids.shape)}, {ids.dtype} on {ids.device} are not a bucket "
@@ -54,30 +64,39 @@ class BucketMap:
         position[used_rows] = torch.arange(len(used_rows), device=ids.device).to(dtype)
         parts = torch.split(ids.flatten(), _PAIRS_AT_ONCE)
         compact_ids = torch.cat([position[part.long()] for part in parts]).view(ids.shape)
-        self._set(compact_ids, used_rows, num_buckets, grid)
+        self._set(compact_ids, used_rows, num_buckets, None)
 
     @classmethod
     def from_compact(
-        cls, compact_ids: Tensor, used_rows: Tensor, num_buckets: int, grid: Sequence[int] | None
+        cls,
+        compact_ids: Tensor,
+        used_rows: Tensor,
+        num_buckets: int,
+        key_axis: KeyAxis | None = None,
     ) -> "BucketMap":
         """Returns a map of what it keeps: see the attributes."""
         made = object.__new__(cls)
-        made._set(compact_ids, used_rows, num_buckets, grid)
+        made._set(compact_ids, used_rows, num_buckets, key_axis)
         return made
 
+    @classmethod
+    def of_rows_in_use(
+        cls, compact_ids: Tensor, count: int, key_axis: KeyAxis | None
+    ) -> "BucketMap":
+        """Returns a map of tables that hold the rows in use alone."""
+        rows = torch.arange(count, device=compact_ids.device)
+        return cls.from_compact(compact_ids, rows, count, key_axis)
+
     def _set(
-        self, compact_ids: Tensor, used_rows: Tensor, num_buckets: int, grid: Sequence[int] | None
+        self, compact_ids: Tensor, used_rows: Tensor, num_buckets: int, key_axis: KeyAxis | None
     ) -> None:
         self.compact_ids = compact_ids
         self.used_rows = used_rows
         self.num_used_buckets = len(used_rows)
         self.num_buckets = num_buckets
-        self.grid = None if grid is None else Grid.of(grid).shape
-        if self.grid is not None and Grid(self.grid).num_positions > compact_ids.shape[-1]:
-            raise UserError(
-                f"grid {self.grid} does not fit ids of {compact_ids.shape[-1]} keys: its positions "
-                "and the prefix tokens before them are the keys"
-            )
+        self.key_axis = key_axis
+        is_small = compact_ids.numel() <= _MOST_INDEXED_PAIRS
+        self._index = compact_ids.long() if is_small and key_axis is None else None
 
     @property
     def ids(self) -> Integer[Tensor, "*batch query key"]:
@@ -86,12 +105,21 @@ class BucketMap:
         parts = torch.split(self.compact_ids.flatten(), _PAIRS_AT_ONCE)
         return torch.cat([rows[part.long()] for part in parts]).view(shape)
 
+    def index(self, queries: slice | None = None) -> Integer[Tensor, "*batch query key"]:
+        """Returns `compact_ids` as 64-bit integers, of all queries or of some."""
+        index = self.compact_ids if self._index is None else self._index
+        return (index if queries is None else index[..., queries, :]).long()
+
     def to(self, device: torch.device | str) -> "BucketMap":
         """Returns the map on `device`."""
-        moved = copy.copy(self)
-        moved.compact_ids = self.compact_ids.to(device)
-        moved.used_rows = self.used_rows.to(device)
-        return moved
+        return self.with_tensors(lambda tensor: tensor.to(device))
+
+    def with_tensors(self, change: Callable[[Tensor], Tensor]) -> "BucketMap":
+        """Returns the map with each of its tensors changed: moved, or replaced by a fake one."""
+        changed = copy.copy(self)
+        changed.compact_ids, changed.used_rows = change(self.compact_ids), change(self.used_rows)
+        changed._index = None if self._index is None else change(self._index)
+        return changed
 
     def __repr__(self) -> str:
         pairs = "x".join(map(str, self.compact_ids.shape))

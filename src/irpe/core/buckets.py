@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from irpe.core.bucket_map import BucketMap, smallest_dtype
+from irpe.core.bucket_map import BucketMap, KeyAxis, smallest_dtype
 from irpe.core.constants import built_once, traced_as_constant
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.grid import Grid, grid_shape
@@ -162,8 +162,10 @@ def _build_maps_at(
     counts = [count + has_prefix for count in rows]
     dtypes = tuple(map(smallest_dtype, counts))
     found = ids_of_pairs(spec.method, index, positions, rows, dtypes)
+    by_axis = METHODS[spec.method].by_axis
     return tuple(
-        _map_of(ids.to(device), count, positions) for ids, count in zip(found, counts, strict=True)
+        _map_of(ids.to(device), count, positions, axis if by_axis else None)
+        for axis, (ids, count) in enumerate(zip(found, counts, strict=True))
     )
 
 
@@ -171,23 +173,29 @@ def _part_of_map(whole: BucketMap, positions: Positions) -> BucketMap:
     """Returns the map of some tokens of a grid: a part of the whole grid's."""
     index = [part.to(whole.compact_ids.device) for part in positions.index_on_grid()]
     compact_ids = whole.compact_ids[index[0].unsqueeze(-1), index[1].unsqueeze(-2)]
-    part = BucketMap.from_compact(compact_ids, whole.used_rows, whole.num_buckets, None)
-    if positions.constant is not None:
-        return BucketMap(part.ids, whole.num_buckets, _key_grid(positions))
-    return part
+    part = BucketMap.from_compact(compact_ids, whole.used_rows, whole.num_buckets)
+    if positions.constant is None:
+        return part
+    number = None if whole.key_axis is None else whole.key_axis.axis
+    return _map_of(part.ids, whole.num_buckets, positions, number)
 
 
-def _map_of(ids: Tensor, num_buckets: int, positions: Positions) -> BucketMap:
-    """Returns the map of these rows; where tensors made it, all rows count as used."""
-    if positions.constant is not None:
-        return BucketMap(ids, num_buckets, _key_grid(positions))
-    rows = torch.arange(num_buckets, device=ids.device)
-    return BucketMap.from_compact(ids, rows, num_buckets, None)
+def _map_of(ids: Tensor, num_buckets: int, positions: Positions, axis: int | None) -> BucketMap:
+    """Returns the map of these rows; where tensors made it, all rows count as used.
 
-
-def _key_grid(positions: Positions) -> tuple[int, ...] | None:
-    _, keys = positions.sides
-    return None if isinstance(keys, Subset | Points) else keys.shape
+    Args:
+        ids: The table row of each pair.
+        num_buckets: The number of table rows.
+        positions: Where queries and keys are.
+        axis: The axis that alone decides, if there is one.
+    """
+    if positions.constant is None:
+        return BucketMap.of_rows_in_use(ids, num_buckets, None)
+    found, (_, keys) = BucketMap(ids, num_buckets), positions.sides
+    if axis is None or isinstance(keys, Subset | Points) or keys.ndim < 2:
+        return found
+    key_axis = KeyAxis(keys.shape, axis, of_queries=False)
+    return BucketMap.from_compact(found.compact_ids, found.used_rows, num_buckets, key_axis)
 
 
 def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
@@ -220,19 +228,32 @@ def _build_maps(
     if index is None:  # every offset has a row of its own
         spans = grid.distinct_offsets().shape[:-1]
         rows = spans.numel()
-        return (_build_map(torch.arange(rows).view(spans), rows, grid, num_prefix_tokens),)
+        return (_build_map(torch.arange(rows).view(spans), rows, grid, num_prefix_tokens, None),)
     ids_by_offset = METHODS[method].ids(grid.distinct_offsets(), index)
     rows = METHODS[method].num_buckets(index.max_index, grid.ndim)
+    by_axis = METHODS[method].by_axis and grid.ndim > 1
     return tuple(
-        _build_map(ids, count, grid, num_prefix_tokens)
-        for ids, count in zip(ids_by_offset, rows, strict=True)
+        _build_map(ids, count, grid, num_prefix_tokens, axis if by_axis else None)
+        for axis, (ids, count) in enumerate(zip(ids_by_offset, rows, strict=True))
     )
 
 
 def _build_map(
-    ids_by_offset: Integer[Tensor, "*spans"], rows: int, grid: Grid, num_prefix_tokens: int
+    ids_by_offset: Integer[Tensor, "*spans"],
+    rows: int,
+    grid: Grid,
+    num_prefix_tokens: int,
+    axis: int | None,
 ) -> BucketMap:
-    """Spreads the ids of the distinct offsets over all pairs and puts the prefix row around."""
+    """Spreads the ids of the distinct offsets over all pairs and puts the prefix row around.
+
+    Args:
+        ids_by_offset: The table row of each offset.
+        rows: The rows of the table without that of prefix tokens.
+        grid: The grid.
+        num_prefix_tokens: How many tokens stand before the patches.
+        axis: The axis that alone decides, if there is one.
+    """
     used_rows, compact = ids_by_offset.unique(return_inverse=True)
     if num_prefix_tokens:
         used_rows = torch.cat([used_rows, torch.tensor([rows])])
@@ -252,4 +273,5 @@ def _build_map(
         block = flat_ids[place[start : start + step, None] - place + zero]
         ids[first + start : first + start + len(block), first:] = block
     num_buckets = rows + (num_prefix_tokens > 0)
-    return BucketMap.from_compact(ids, used_rows, num_buckets, grid.shape)
+    key_axis = None if axis is None else KeyAxis(grid.shape, axis, of_queries=True)
+    return BucketMap.from_compact(ids, used_rows, num_buckets, key_axis)

@@ -5,6 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ParamSpec, TypeVar, cast
 
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -23,9 +27,39 @@ def built_once(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
             with ThreadPoolExecutor(max_workers=1) as fresh_thread:
                 return fresh_thread.submit(build, *args, **kwargs).result()
 
-        return cast(Callable[P, R], build_in_fresh_thread)
+        @functools.wraps(build)
+        def build_or_find(*args: Any, **kwargs: Any) -> R:
+            found = build_in_fresh_thread(*args, **kwargs)
+            mode = _fake_mode()
+            return found if mode is None else _fake(found, mode)
+
+        build_or_find.cache_clear = build_in_fresh_thread.cache_clear  # pyright: ignore
+        return cast(Callable[P, R], build_or_find)
 
     return decorate
+
+
+def is_fake(tensor: Tensor) -> bool:
+    """Tells whether a tensor has a shape and no values."""
+    return isinstance(tensor, FakeTensor)
+
+
+def _fake_mode() -> Any:
+    """Returns the mode that refuses real tensors, if one is in force on this thread."""
+    if not torch._C._len_torch_dispatch_stack():
+        return None
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    return None if mode is None or mode.allow_non_fake_inputs else mode
+
+
+def _fake(found: Any, mode: Any) -> Any:
+    """Returns tensors without values in the place of those that were found."""
+    if isinstance(found, tuple):
+        parts = [_fake(part, mode) for part in cast(tuple[Any, ...], found)]
+        return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
+    if hasattr(found, "with_tensors"):
+        return found.with_tensors(mode.from_tensor)
+    return mode.from_tensor(found)
 
 
 def traced_as_constant(function: Callable[P, R]) -> Callable[P, R]:

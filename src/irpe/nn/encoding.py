@@ -1,9 +1,10 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.core.buckets import (
@@ -21,13 +22,19 @@ from irpe.core.grid import Grid, grid_shape
 from irpe.core.positions import Positions, check_tokens
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
-from irpe.nn.scored import Rotate, Scored, Temperature
 from irpe.nn.where import Where, mask_padding
-from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
+from irpe.ops.attention import (
+    explain,
+    rpe_attention,
+    rpe_attention_weights,
+    rpe_scores,
+)
 from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
 
+Temperature = Float[Tensor, "heads 1 1"]
 _LISTS = (*ROLES.values(), "bias_tables")
+_SCORE_LISTS = ("query_tables", "key_tables", "bias_tables")
 
 
 class RelativePositionEncoding(nn.Module):
@@ -118,35 +125,33 @@ class RelativePositionEncoding(nn.Module):
         attn_mask: Mask | None = None,
         dropout_p: float = 0.0,
         scale: float | None = None,
-        rotate: Rotate | None = None,
+        table_q: Tokens | None = None,
+        table_k: Tokens | None = None,
         temperature: Temperature | None = None,
         impl: str | None = None,
     ) -> Tokens:
         """Returns attention with the encoding.
 
         Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. `grid` is the
-        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere. Where an
-        attention rotates queries and keys for their product, `q` and `k` are those before it, which
-        the tables meet, and `rotate` is the rotation. A learned `temperature` stands in the place
-        of the scale: it is a factor of all scores, those of the encoding included.
+        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere. For an
+        attention that rotates queries and keys, `q` and `k` are the rotated pair, which the dot
+        product uses, and `table_q` and `table_k` the unrotated one, which the tables meet. A
+        learned `temperature` replaces the scale: it is a factor of all scores, those of the
+        encoding included.
         """
-        scored = self._on(grid, q, k, rotate, scale).with_temperature(temperature)
+        q, k, maps, arguments = self._on(grid, q, k, scale, table_q, table_k, temperature)
         attn_mask = mask_padding(attn_mask, grid)
-        if not scored.maps:  # a rotation alone
-            return F.scaled_dot_product_attention(
-                scored.q, scored.k, v, attn_mask, dropout_p, scale=scored.scale
-            )
+        if not maps:  # a rotation alone
+            scale = arguments.get("scale")
+            return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
         return rpe_attention(
-            scored.q,
-            scored.k,
+            q,
+            k,
             v,
-            scored.maps,
-            **scored.tables,
+            maps,
+            **arguments,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
-            scale=scored.scale,
-            table_q=scored.table_q,
-            table_k=scored.table_k,
             impl=self.impl if impl is None else impl,
         )
 
@@ -158,46 +163,37 @@ class RelativePositionEncoding(nn.Module):
         grid: Where,
         attn_mask: Mask | None = None,
         scale: float | None = None,
-        rotate: Rotate | None = None,
+        table_q: Tokens | None = None,
+        table_k: Tokens | None = None,
         temperature: Temperature | None = None,
     ) -> Scores:
         """Returns the attention weights a_ij; arguments as in `forward`."""
-        scored = self._on(grid, q, k, rotate, scale).with_temperature(temperature)
-        return rpe_attention_weights(
-            scored.q,
-            scored.k,
-            scored.maps,
-            **scored.score_tables(),
-            attn_mask=mask_padding(attn_mask, grid),
-            scale=scored.scale,
-            table_q=scored.table_q,
-            table_k=scored.table_k,
-        )
+        q, k, maps, arguments = self._on(grid, q, k, scale, table_q, table_k, temperature)
+        arguments.pop("value_tables", None)
+        attn_mask = mask_padding(attn_mask, grid)
+        return rpe_attention_weights(q, k, maps, **arguments, attn_mask=attn_mask)
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Where) -> Scores:
         """Returns b_ij, what the encoding adds to the scores before they are scaled.
 
-        For a rotation that is the product of the turned queries and keys less that of the others.
+        For a rotation that is the product of the rotated pair less that of the unrotated one.
         """
-        scored = self._on(grid, q, k)
-        tables = scored.score_tables()
-        scores = rpe_scores(scored.table_q, scored.table_k, scored.maps, **tables)
-        if scored.q is q:
-            return scores
-        return scores + scored.q @ scored.k.mT - q @ k.mT
+        entering_q, entering_k, maps, arguments = self._on(grid, q, k)
+        tables = {name: arguments[name] for name in _SCORE_LISTS if name in arguments}
+        met_q = arguments.get("table_q", entering_q)
+        met_k = arguments.get("table_k", entering_k)
+        scores = rpe_scores(met_q, met_k, maps, **tables)
+        return scores + entering_q @ entering_k.mT - q @ k.mT
 
     def explain(self, q: Tokens, k: Tokens, v: Tokens, *, grid: Where) -> Explanation:
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
-        scored = self._on(grid, q, k)
-        if not scored.maps:
+        q, k, maps, arguments = self._on(grid, q, k)
+        if not maps:
             raise UserError(
-                f"{self.spec} has no tables, so there is no choice: turned queries and keys go to "
+                f"{self.spec} has no tables, so there is no choice: rotated queries and keys go to "
                 "torch.nn.functional.scaled_dot_product_attention"
             )
-        return explain(
-            scored.q, scored.k, v, scored.maps, **scored.tables,
-            table_q=scored.table_q, table_k=scored.table_k,
-        )  # fmt: skip
+        return explain(q, k, v, maps, **arguments)
 
     def maps(self, grid: Where, device: torch.device | str = "cpu") -> tuple[BucketMap, ...]:
         """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
@@ -222,31 +218,52 @@ class RelativePositionEncoding(nn.Module):
         grid: Where,
         q: Tokens,
         k: Tokens,
-        rotate_by_host: Rotate | None = None,
         scale: float | None = None,
-    ) -> Scored:
-        """Returns the maps, tables, and queries and keys as they enter the products, on a grid."""
+        table_q: Tokens | None = None,
+        table_k: Tokens | None = None,
+        temperature: Temperature | None = None,
+    ) -> tuple[Tokens, Tokens, tuple[BucketMap, ...], dict[str, Any]]:
+        """Returns queries and keys as they enter the dot product, the maps, and the rest."""
         maps = self.maps(grid, q.device)
-        if isinstance(grid, Positions):
-            check_tokens(grid, q, k)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters = {name: getattr(self, name) for name in self._others}
         for role in _LISTS:
             for number, table in enumerate(getattr(self, role)):
                 parameters[f"{role}.{number}"] = table
         if isinstance(grid, Positions):
-            arguments = self.spec.arguments_on(*_whole_grid(grid, parameters, self.size), q)
+            check_tokens(grid, q, k)
+            found = self.spec.arguments_on(*_whole_grid(grid, parameters, self.size), q)
         else:
-            arguments = self.spec.arguments_on(grid, parameters, self.size, q)
-        tables, shift, rotation = arguments
+            found = self.spec.arguments_on(grid, parameters, self.size, q)
+        tables, shift, rotation = found
+        if table_q is not None and (shift is not None or rotation is not None):
+            raise UserError(
+                f"table_q: encoding '{self.spec}' changes queries itself, so the attention cannot "
+                "rotate them as well; choose an encoding with tables"
+            )
         q = q if shift is None else q + shift.to(q.dtype)
         if rotation is not None:
-            turns = [partial(rotate, rotation=part) for part in _rotations(rotation, grid)]
-        elif rotate_by_host is not None:
-            turns = [rotate_by_host] * 2
-        else:
-            return Scored(maps, tables, q, k, q, k, scale)
-        return Scored(maps, tables, turns[0](q), turns[1](k), q, k, scale)
+            table_q, table_k = q, k
+            of_queries, of_keys = _rotations(rotation, grid)
+            q, k = rotate(q, of_queries), rotate(k, of_keys)
+        arguments: dict[str, Any] = {**tables, "scale": scale}
+        if temperature is not None:
+            if scale is not None:
+                raise UserError(
+                    f"scale {scale}: a temperature stands in its place; pass one of them"
+                )
+            factor = temperature.to(q.dtype)
+            q, arguments["scale"] = q * factor, 1.0
+            table_q = table_q if table_q is None else table_q * factor
+            if tables.get("query_tables"):  # the dot product has the factor from its queries
+                table_k = (k if table_k is None else table_k) * factor
+            biases = tables.get("bias_tables", [])
+            arguments["bias_tables"] = [x * factor[..., 0].to(x.dtype) for x in biases]
+        if table_q is not None and tables.get("key_tables"):
+            arguments["table_q"] = table_q
+        if table_k is not None and tables.get("query_tables"):
+            arguments["table_k"] = table_k
+        return q, k, maps, arguments
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""

@@ -1,19 +1,28 @@
-"""`rpe_attention`: check the arguments, build the call, choose an implementation, run it."""
+"""`rpe_attention`: check the arguments, choose an implementation, run it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TypedDict, Unpack
 
-import torch
-
-from irpe.core.buckets import BucketMap
-from irpe.errors import UserTypeError
-from irpe.ops.call import AttentionCall, Tables
-from irpe.ops.checks import check_arguments, check_has_tables
+from irpe.core.bucket_map import BucketMap
+from irpe.ops.checks import check_call, check_has_tables
 from irpe.ops.choose import Explanation, explain_choice, select
 from irpe.ops.impl import reference
-from irpe.ops.precision import accumulation_dtype, compute_dtype, without_autocast
+from irpe.ops.precision import accumulation_dtype, without_autocast
 from irpe.ops.shapes import Keys, Mask, ScalarTable, Scores, Tokens, VectorTable
+
+
+class CallArguments(TypedDict, total=False):
+    """The keywords of `rpe_attention`, `impl` excepted: what a call consists of."""
+
+    query_tables: Sequence[VectorTable] | None
+    key_tables: Sequence[VectorTable] | None
+    value_tables: Sequence[VectorTable] | None
+    bias_tables: Sequence[ScalarTable] | None
+    attn_mask: Mask | None
+    dropout_p: float
+    scale: float | None
+    table_q: Tokens | None
+    table_k: Keys | None
 
 
 def rpe_attention(
@@ -63,11 +72,22 @@ def rpe_attention(
         >>> irpe.rpe_attention(q, k, v, maps, key_tables=[torch.zeros(1, 49, 32)]).shape
         torch.Size([1, 2, 6, 32])
     """
-    call = _build_call(
-        q, k, v, maps, Tables.of(query_tables, key_tables, value_tables, bias_tables),
-        attn_mask, dropout_p, scale, table_q, table_k, compute_dtype(q),
-    )  # fmt: skip
-    check_has_tables(call.tables)
+    call = check_call(
+        q,
+        k,
+        v,
+        maps,
+        query_tables=query_tables,
+        key_tables=key_tables,
+        value_tables=value_tables,
+        bias_tables=bias_tables,
+        attn_mask=attn_mask,
+        dropout_p=dropout_p,
+        scale=scale,
+        table_q=table_q,
+        table_k=table_k,
+    )
+    check_has_tables(call)
     implementation = select(call, impl)
     with without_autocast(q):
         return implementation.attention(call)
@@ -95,11 +115,22 @@ def rpe_attention_weights(
         >>> irpe.rpe_attention_weights(q, k, maps, bias_tables=[torch.zeros(1, 49)]).shape
         torch.Size([1, 2, 6, 6])
     """
-    call = _build_call(
-        q, k, k, maps, Tables.of(query_tables, key_tables, None, bias_tables),
-        attn_mask, 0.0, scale, table_q, table_k, accumulation_dtype(q.dtype),
-    )  # fmt: skip
-    return reference.attention_weights(call).to(q.dtype)
+    call = check_call(
+        q,
+        k,
+        k,
+        maps,
+        query_tables=query_tables,
+        key_tables=key_tables,
+        bias_tables=bias_tables,
+        attn_mask=attn_mask,
+        scale=scale,
+        table_q=table_q,
+        table_k=table_k,
+        dtype=accumulation_dtype(q.dtype),
+    )
+    with without_autocast(q):
+        return reference.attention_weights(call).to(q.dtype)
 
 
 def rpe_scores(
@@ -120,15 +151,22 @@ def rpe_scores(
         >>> irpe.rpe_scores(q, k, maps, bias_tables=[torch.zeros(1, 49)]).abs().max()
         tensor(0.)
     """
-    call = _build_call(
-        q, k, k, maps, Tables.of(query_tables, key_tables, None, bias_tables),
-        None, 0.0, None, None, None, accumulation_dtype(q.dtype),
-    )  # fmt: skip
-    return reference.position_scores(call).to(q.dtype)
+    call = check_call(
+        q,
+        k,
+        k,
+        maps,
+        query_tables=query_tables,
+        key_tables=key_tables,
+        bias_tables=bias_tables,
+        dtype=accumulation_dtype(q.dtype),
+    )
+    with without_autocast(q):
+        return reference.position_scores(call).to(q.dtype)
 
 
 def explain(
-    q: Tokens, k: Keys, v: Keys, maps: Sequence[BucketMap], **arguments: Any
+    q: Tokens, k: Keys, v: Keys, maps: Sequence[BucketMap], **arguments: Unpack[CallArguments]
 ) -> Explanation:
     """Returns which implementation `rpe_attention` takes for a call, and why no other.
 
@@ -139,44 +177,9 @@ def explain(
         >>> q = torch.randn(1, 2, 196, 32)
         >>> maps = irpe.bucket_maps("product-contextual-k", grid=(14, 14))
         >>> print(irpe.explain(q, q, q, maps, key_tables=[torch.zeros(1, 49, 32)]))
-        whole: its pairs are few enough to be computed at once
+        fast: it takes every call, in slices that suit the device
         ...
     """
-    names = ("query_tables", "key_tables", "value_tables", "bias_tables")
-    tables = Tables.of(*(arguments.pop(name, None) for name in names))
-    mask, dropout_p = arguments.pop("attn_mask", None), arguments.pop("dropout_p", 0.0)
-    scale, table_q, table_k = (arguments.pop(n, None) for n in ("scale", "table_q", "table_k"))
-    call = _build_call(
-        q, k, v, maps, tables, mask, dropout_p, scale, table_q, table_k, compute_dtype(q)
-    )
-    if arguments:
-        raise UserTypeError(
-            f"{', '.join(arguments)}: not an argument of a call that can be explained"
-        )
-    check_has_tables(tables)
+    call = check_call(q, k, v, maps, **arguments)
+    check_has_tables(call)
     return explain_choice(call)
-
-
-def _build_call(
-    q: Tokens,
-    k: Keys,
-    v: Keys,
-    maps: Sequence[BucketMap],
-    tables: Tables,
-    mask: Mask | None,
-    dropout_p: float,
-    scale: float | None,
-    table_q: Tokens | None,
-    table_k: Keys | None,
-    dtype: torch.dtype,
-) -> AttentionCall:
-    call = AttentionCall(
-        q, k, v, tuple(maps), tables, mask, dropout_p,
-        q.shape[-1] ** -0.5 if scale is None else scale,
-        q if table_q is None else table_q,
-        k if table_k is None else table_k,
-    )  # fmt: skip
-    check_arguments(call)
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.ndim)]
-    return replace(call, mask=mask, scale=float(call.scale)).to(dtype)

@@ -1,20 +1,20 @@
 """Which implementation computes a call, and why not another."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from irpe.core.choices import check_choice
-from irpe.core.constants import traced_as_constant
 from irpe.errors import UserError
 from irpe.ops.call import AttentionCall
-from irpe.ops.impl import blockwise, folded, plain, reference, triton, whole
-from irpe.ops.impl.blockwise.schedule import schedule_of
+from irpe.ops.differentiable import is_transformed
+from irpe.ops.impl import fast, plain, reference, triton
 from irpe.ops.shapes import Tokens
 
 # Whether a GPU has passed the cases of tests/ops/test_triton.py. `python -m benchmarks.gpu` runs
 # them and tells when to change it; until then "auto" does not take the kernels.
 TRITON_IS_PROVEN = False
+_PAIRS_IN_MEMORY = 2**26  # 256 MiB of scores in float32
 
 
 class Implementation(Protocol):
@@ -34,19 +34,13 @@ class Implementation(Protocol):
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": reference,
     "plain": plain,
-    "whole": whole,
-    "folded": folded,
-    "blockwise": blockwise,
+    "fast": fast,
     "triton": triton,
 }
-
-
 _REMARKS = {
     "reference": "it is the specification: one vector for each pair, n^2 d time and memory",
     "plain": "its gradients are PyTorch's own, which keep several elements for each pair",
-    "whole": "it makes all attention weights at once",
-    "folded": "blockwise was as fast or faster, with less memory, at every size measured",
-    "blockwise": "it works in blocks that suit the device",
+    "fast": "it takes every call, in slices that suit the device",
     "triton": "its kernels have not run on a GPU yet; ask for it by name",
 }
 
@@ -79,20 +73,12 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         _check_exporter()
         return "plain", "a trace gets operators that it knows"
-    if _is_transformed():
+    if is_transformed():
         return "plain", "torch.func and forward-mode differentiation need plain operators"
     fused = _why_triton(call)
     if fused is not None:
         return "triton", fused
-    blocked = blockwise.supports(call)
-    if whole.supports(call) is None:
-        if blocked is not None:
-            return "whole", f"blockwise is out: {blocked}"
-        if call.num_pairs <= _most_pairs_at_once(call):
-            return "whole", "its pairs are few enough to be computed at once"
-    elif blocked is not None:
-        return "plain", f"blockwise is out: {blocked}; whole is out: {whole.supports(call)}"
-    return "blockwise", _REMARKS["blockwise"]
+    return "fast", _REMARKS["fast"]
 
 
 def _check_exporter() -> None:
@@ -118,27 +104,9 @@ def _why_triton(call: AttentionCall) -> str | None:
     is_slow = torch.version.hip is not None and call.q.shape[3] > 64
     if call.q.dtype != torch.float32 and not is_slow:
         return "it is fused, with tensor cores, and keeps nothing of each pair"
-    if call.num_pairs > _most_pairs_at_once(call):
+    if call.num_pairs > _PAIRS_IN_MEMORY:
         return "it keeps nothing of each pair, of which there are too many to be held at once"
     return None
-
-
-def _most_pairs_at_once(call: AttentionCall) -> int:
-    """Returns up to how many pairs `whole` is faster than `blockwise`.
-
-    Off the CPU that is a question of memory. The sizes for the CPU are those of
-    benchmarks/results/implementations.json: a block of the cache; more where PyTorch's own kernel
-    takes all of b_ij as a mask, or the products of a head are small. Several maps gain from blocks
-    earlier, because only there is what repeats over the grid gathered once.
-    """
-    one_block = schedule_of(call.q.device).weights
-    if call.q.device.type != "cpu":
-        return one_block
-    if len(call.maps) > 1:
-        return one_block if call.needs_grad else one_block // 4
-    if not call.needs_grad and not call.tables.value:
-        return 8 * one_block
-    return 2 * one_block if call.k.shape[2] <= 128 else one_block
 
 
 def explain_choice(call: AttentionCall) -> Explanation:
@@ -170,11 +138,3 @@ def select(call: AttentionCall, impl: str) -> Implementation:
             f"{', '.join(able)}"
         )
     return IMPLEMENTATIONS[impl]
-
-
-@traced_as_constant
-def _is_transformed() -> bool:
-    """Tells whether a transform of torch.func, or forward-mode differentiation, is in force."""
-    native: Any = torch._C
-    in_transform = native._functorch.maybe_current_level() is not None
-    return in_transform or torch.autograd.forward_ad._current_level >= 0

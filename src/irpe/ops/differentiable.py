@@ -1,88 +1,28 @@
-"""A call in the form that implementations with a backward of their own take, and its gradient."""
+"""Attention with a backward pass of its own: one autograd function, and operators for a compiler.
+
+An eager call runs the passes directly. Under `torch.compile` and `torch.export` they are operators,
+`irpe::NAME` and `irpe::NAME_backward`, which a compiler calls and does not look into.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from jaxtyping import Integer
 from torch import Tensor
 
-from irpe.ops.call import AttentionCall, Tables
+from irpe.core.bucket_map import BucketMap, KeyAxis
+from irpe.core.constants import traced_as_constant
+from irpe.ops.call import AttentionCall
 from irpe.ops.precision import without_autocast
-from irpe.ops.shapes import Keys, Mask, Tokens
+from irpe.ops.shapes import Keys, Tokens
 
-
-@dataclass(frozen=True, eq=False)
-class CompactCall:
-    """A call whose tables hold the rows in use alone.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        table_q: The queries that the key tables meet, if not q.
-        table_k: The keys that the query tables meet, if not k.
-        mask: As in `AttentionCall`.
-        query_tables: r^Q, the rows in use.
-        key_tables: r^K, the rows in use.
-        value_tables: r^V, the rows in use.
-        bias_tables: The scalars in use.
-        ids: The compact ids of each map.
-        grid: The grid of the keys; empty if they do not lie on one.
-        scale: The factor of the scores.
-        dropout_p: The probability with which an attention weight is dropped.
-        seed: From which the dropped weights are drawn, in each pass again.
-    """
-
-    q: Tokens
-    k: Keys
-    v: Keys
-    table_q: Tokens | None
-    table_k: Keys | None
-    mask: Mask | None
-    query_tables: Sequence[Tensor]
-    key_tables: Sequence[Tensor]
-    value_tables: Sequence[Tensor]
-    bias_tables: Sequence[Tensor]
-    ids: Sequence[Integer[Tensor, "*batch query key"]]
-    grid: Sequence[int]
-    scale: float
-    dropout_p: float
-    seed: Tensor | None
-
-    @classmethod
-    def of(cls, call: AttentionCall) -> "CompactCall":
-        """Returns the compact form of a call."""
-        used, grids = call.tables.used(call.maps), {m.grid for m in call.maps}
-        return cls(
-            call.q,
-            call.k,
-            call.v,
-            None if call.table_q is call.q else call.table_q,
-            None if call.table_k is call.k else call.table_k,
-            call.mask,
-            *used.roles(),
-            ids=[m.compact_ids for m in call.maps],
-            grid=list(next(iter(grids)) or ()) if len(grids) == 1 else [],
-            scale=call.scale,
-            dropout_p=call.dropout_p,
-            seed=torch.randint(2**62, ()) if call.dropout_p else None,
-        )
-
-    @property
-    def tables(self) -> Tables:
-        """The tables by role."""
-        roles = (self.query_tables, self.key_tables, self.value_tables, self.bias_tables)
-        return Tables(*map(tuple, roles))
-
-    def arguments(self) -> list[Any]:
-        """Returns all fields in order."""
-        return [getattr(self, field.name) for field in fields(self)]
-
-    def leaves(self) -> list[Tensor | None]:
-        """Returns what may need a gradient: the first six fields, then the tables in order."""
-        return [*self.arguments()[:6], *self.tables.all()]
+_CALL = (
+    "Tensor q, Tensor k, Tensor v, Tensor? table_q, Tensor? table_k, Tensor? mask, "
+    "Tensor[] query_tables, Tensor[] key_tables, Tensor[] value_tables, Tensor[] bias_tables, "
+    "Tensor[] ids, int[] axes, float scale, float dropout_p, Tensor? seed"
+)  # the fields of AttentionCall; of its maps the compact ids and the axes
+_library = torch.library.Library("irpe", "DEF")
 
 
 class Gradients(NamedTuple):
@@ -100,101 +40,174 @@ class Gradients(NamedTuple):
         """Returns the gradients in another dtype."""
         if self.q.dtype == dtype:
             return self
-        table_q, table_k, mask = (None if x is None else x.to(dtype) for x in self[3:6])
-        q, k, v, tables = self.q.to(dtype), self.k.to(dtype), self.v.to(dtype), self.tables
-        return Gradients(q, k, v, table_q, table_k, mask, [x.to(dtype) for x in tables])
+        tokens = (None if x is None else x.to(dtype) for x in self[:6])
+        return Gradients(*tokens, [x.to(dtype) for x in self.tables])  # pyright: ignore
 
 
 class Passes(Protocol):
-    """A forward and a backward pass."""
+    """The two passes of an implementation.
 
-    @staticmethod
-    def forward(call: CompactCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
-        """Returns the output, and what is kept for the backward pass: if anything, the weights."""
+    Attributes:
+        name: The name of its operators.
+        keeps_output: Whether the backward pass needs the output: it is then the first kept tensor.
+    """
+
+    name: str
+    keeps_output: bool
+
+    def forward(self, call: AttentionCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
+        """Returns the output and, if asked to, what is kept for the backward pass."""
         ...
 
-    @staticmethod
+    def fake_forward(self, call: AttentionCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
+        """Returns tensors of the shapes of what `forward` returns."""
+        ...
+
     def backward(
-        call: CompactCall, grad: Tokens, kept: list[Tensor], mask_needs_grad: bool
+        self, call: AttentionCall, grad: Tokens, kept: list[Tensor], mask_needs_grad: bool
     ) -> Gradients:
         """Returns the gradients, given that of the output and what was kept."""
         ...
 
 
-def differentiable_attention(call: AttentionCall, passes: type[Passes], keeps: bool) -> Tokens:
+def differentiable(call: AttentionCall, passes: Passes, keeps: bool) -> Tokens:
     """Returns the output of a forward pass, whose gradient is the backward pass.
 
     Args:
         call: The call.
         passes: The two passes.
-        keeps: Whether the attention weights are kept for the backward pass, or made again there.
+        keeps: Whether the forward pass keeps what it can for the backward pass, if there is one.
     """
-    compact = CompactCall.of(call)
-    if not call.needs_grad:
-        return passes.forward(compact, False)[0]
-    rest = _Rest(
-        tuple(compact.ids),
-        tuple(compact.grid),
-        compact.scale,
-        compact.dropout_p,
-        compact.seed,
-        tuple(map(len, compact.tables.roles())),
-    )
-    leaves = compact.leaves()
+    needs_grad = call.needs_grad
     if torch.compiler.is_compiling():
-        leaves = _without_repetition(leaves)
-    return _Attention.apply(passes, keeps, rest, *leaves)
+        operator = getattr(torch.ops.irpe, passes.name).default
+        return operator(*_flatten(call), keeps and needs_grad)[0]
+    if not needs_grad:
+        return passes.forward(call, False)[0]
+    leaves = call.leaves()
+    return _Attention.apply(passes, keeps, call.with_leaves([None] * len(leaves)), *leaves)
 
 
-def _without_repetition(leaves: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Returns the leaves, a view for each that came before: a compiler takes none of them twice."""
-    found: list[Tensor | None] = []
-    for leaf in leaves:
-        is_repeated = leaf is not None and any(leaf is other for other in found)
-        found.append(leaf.view_as(leaf) if is_repeated and leaf is not None else leaf)
-    return found
-
-
-class _Rest(NamedTuple):
-    """What has no gradient."""
-
-    ids: tuple[Tensor, ...]
-    grid: tuple[int, ...]
-    scale: float
-    dropout_p: float
-    seed: Tensor | None
-    num_tables: tuple[int, ...]
-
-    def with_leaves(self, leaves: Sequence[Any]) -> CompactCall:
-        arguments: list[Any] = list(leaves[:6])
-        start = 6
-        for count in self.num_tables:
-            arguments.append(list(leaves[start : start + count]))
-            start += count
-        arguments += [list(self.ids), list(self.grid), self.scale, self.dropout_p, self.seed]
-        return CompactCall(*arguments)
+@traced_as_constant
+def is_transformed() -> bool:
+    """Tells whether a transform of torch.func, or forward-mode differentiation, is in force."""
+    native: Any = torch._C
+    in_transform = native._functorch.maybe_current_level() is not None
+    return in_transform or torch.autograd.forward_ad._current_level >= 0
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, passes: type[Passes], keeps: bool, rest: _Rest, *leaves: Tensor | None
+        ctx: Any, passes: Passes, keeps: bool, frame: AttentionCall, *leaves: Tensor | None
     ) -> Tokens:
-        out, kept = passes.forward(rest.with_leaves(leaves), keeps)
-        ctx.passes, ctx.rest, ctx.num_kept = passes, rest, len(kept)
+        out, kept = passes.forward(frame.with_leaves(leaves), keeps)
+        kept = [out, *kept] if passes.keeps_output else kept
+        ctx.passes, ctx.frame, ctx.num_kept = passes, frame, len(kept)
         ctx.save_for_backward(*kept, *leaves)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tokens) -> tuple[Any, ...]:
         (grad,) = grad_outputs
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        native: Any = torch._C
+        is_batched = native._functorch.is_legacy_batchedtensor(grad)
+        if torch.is_grad_enabled() or is_batched or is_transformed():
             raise NotImplementedError(
-                "this attention cannot be differentiated twice (create_graph=True): pass "
-                "impl='plain' to the call, the module or irpe.equip"
+                "this attention cannot be differentiated twice (create_graph=True), nor for "
+                "several gradients at once (is_grads_batched=True): pass impl='plain' to the "
+                "call, the module or irpe.equip"
             )
         saved = ctx.saved_tensors  # read once: checkpointing makes it anew
-        kept, call = saved[: ctx.num_kept], ctx.rest.with_leaves(saved[ctx.num_kept :])
+        kept, call = list(saved[: ctx.num_kept]), ctx.frame.with_leaves(saved[ctx.num_kept :])
         with without_autocast(grad):  # a backward pass may run inside autocast
-            found = ctx.passes.backward(call, grad, list(kept), ctx.needs_input_grad[8])
+            found = ctx.passes.backward(call, grad, kept, ctx.needs_input_grad[8])
         return (None, None, None, *found[:6], *found.tables)
+
+
+def define_operators(passes: Passes) -> None:
+    """Defines irpe::NAME and irpe::NAME_backward."""
+    name = passes.name
+
+    def forward(run: Any, *arguments: Any) -> list[Tensor]:
+        *fields, keeps = arguments
+        out, kept = run(_unflatten(fields), keeps)
+        return [out, *kept]
+
+    def backward(
+        grad: Tensor, kept: list[Tensor], mask_needs_grad: bool, *fields: Any
+    ) -> list[Tensor]:
+        found = passes.backward(_unflatten(fields), grad, kept, mask_needs_grad)
+        return [x for x in (*found[:6], *found.tables) if x is not None]
+
+    arguments = "Tensor grad, Tensor[] kept, bool mask_needs_grad"
+    for operator, signature, run, fake in (
+        (
+            name,
+            f"{_CALL}, bool keeps",
+            partial(forward, passes.forward),
+            partial(forward, passes.fake_forward),
+        ),
+        (f"{name}_backward", f"{arguments}, {_CALL}", backward, _fake_backward),
+    ):
+        _library.define(f"{operator}({signature}) -> Tensor[]")
+        _library.impl(operator, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"irpe::{operator}", fake, lib=_library)
+
+    def keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+        ctx.save_for_backward(*output[0 if passes.keeps_output else 1 :])
+        ctx.fields = inputs[:-1]
+
+    def differentiate(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
+        call, mask_needs_grad = _unflatten(ctx.fields), ctx.needs_input_grad[5]
+        run = getattr(torch.ops.irpe, f"{name}_backward").default
+        found = iter(run(grads[0], list(ctx.saved_tensors), mask_needs_grad, *ctx.fields))
+        has_gradient = [x is not None for x in call[:5]] + [mask_needs_grad]
+        tokens = [next(found) if has else None for has in has_gradient]
+        tables = [[next(found) for _ in kind] for kind in call[6:10]]
+        return (
+            *tokens,
+            *tables,
+            [None] * len(call.maps),
+            [None] * len(ctx.fields[11]),
+            *[None] * 4,
+        )
+
+    torch.library.register_autograd(
+        f"irpe::{name}", differentiate, setup_context=keep, lib=_library
+    )
+
+
+def _flatten(call: AttentionCall) -> list[Any]:
+    """Returns the arguments of an operator."""
+    axes: list[int] = []
+    if all(bucket_map.key_axis is not None for bucket_map in call.maps):
+        for bucket_map in call.maps:
+            grid, axis, of_queries = bucket_map.key_axis or KeyAxis((), 0, False)
+            axes += [len(grid), *grid, axis, int(of_queries)]
+    ids = [bucket_map.compact_ids for bucket_map in call.maps]
+    return [*call[:6], *map(list, call[6:10]), ids, axes, *call[11:]]
+
+
+def _unflatten(fields: Sequence[Any]) -> AttentionCall:
+    """Returns the call of an operator's arguments."""
+    tables, ids, remaining = fields[6:10], fields[10], list(fields[11])
+    rows = [table.shape[1] for table in next(kind for kind in tables if kind)]
+    maps: list[BucketMap] = []
+    for of_pairs, count in zip(ids, rows, strict=True):
+        axis = None
+        if remaining:
+            ndim = remaining.pop(0)
+            grid = tuple(remaining.pop(0) for _ in range(ndim))
+            axis = KeyAxis(grid, remaining.pop(0), bool(remaining.pop(0)))
+        maps.append(BucketMap.of_rows_in_use(of_pairs, count, axis))
+    return AttentionCall(*fields[:6], *map(tuple, tables), tuple(maps), *fields[12:])  # pyright: ignore
+
+
+def _fake_backward(
+    grad: Tensor, kept: list[Tensor], mask_needs_grad: bool, *fields: Any
+) -> list[Tensor]:
+    call = _unflatten(fields)
+    leaves = call.leaves() if mask_needs_grad else call._replace(mask=None).leaves()
+    dense = torch.contiguous_format
+    return [torch.empty_like(x, memory_format=dense) for x in leaves if x is not None]

@@ -15,8 +15,8 @@ Shape = Sequence[int]
 
 def register_flop_formulas() -> None:
     """Tells the counter what the library's own operators cost."""
-    register_flop_formula(torch.ops.irpe.blockwise)(attention_flops)
-    register_flop_formula(torch.ops.irpe.blockwise_backward)(attention_backward_flops)
+    register_flop_formula(torch.ops.irpe.fast)(attention_flops)
+    register_flop_formula(torch.ops.irpe.fast_backward)(attention_backward_flops)
     register_flop_formula(torch.ops.irpe.triton)(triton_flops)
     register_flop_formula(torch.ops.irpe.triton_backward)(triton_backward_flops)
     fused = "_scaled_dot_product_flash_attention"

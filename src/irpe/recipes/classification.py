@@ -6,7 +6,7 @@ paper's: they have not been reproduced here.
 
 from collections.abc import Callable
 
-from irpe.train.classification.config import ClassifierConfig
+from irpe.tasks.classify.config import ClassifierConfig
 
 
 def _deit(size: str) -> ClassifierConfig:

@@ -7,7 +7,7 @@ paper's: they have not been reproduced here.
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from irpe.train.detection.config import DetectorConfig
+from irpe.tasks.detect.config import DetectorConfig
 
 
 @dataclass(frozen=True)

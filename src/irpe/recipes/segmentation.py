@@ -6,7 +6,7 @@ run here.
 
 from collections.abc import Callable
 
-from irpe.train.segmentation.config import SegmenterConfig
+from irpe.tasks.segment.config import SegmenterConfig
 
 
 def seg_small() -> SegmenterConfig:

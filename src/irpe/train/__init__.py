@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from irpe.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from irpe.train.classification.config import ClassifierConfig
-    from irpe.train.detection.config import DetectorConfig
+    from irpe.tasks.classify.config import ClassifierConfig
+    from irpe.tasks.detect.config import DetectorConfig
+    from irpe.tasks.segment.config import SegmenterConfig
     from irpe.train.engine import FitResult
     from irpe.train.runs import load_run, read_metrics
-    from irpe.train.segmentation.config import SegmenterConfig
     from irpe.train.start import train
 
 __all__ = [
@@ -28,11 +28,11 @@ __all__ = [
 __getattr__, __dir__ = lazy_names(
     "irpe.train",
     {
-        "irpe.train.classification.config": ("ClassifierConfig",),
-        "irpe.train.detection.config": ("DetectorConfig",),
+        "irpe.tasks.classify.config": ("ClassifierConfig",),
+        "irpe.tasks.detect.config": ("DetectorConfig",),
         "irpe.train.engine": ("FitResult",),
         "irpe.train.runs": ("load_run", "read_metrics"),
-        "irpe.train.segmentation.config": ("SegmenterConfig",),
+        "irpe.tasks.segment.config": ("SegmenterConfig",),
         "irpe.train.start": ("train",),
     },
     extra="train",

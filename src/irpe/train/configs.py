@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.detection.config import DetectorConfig
-from irpe.train.segmentation.config import SegmenterConfig
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.detect.config import DetectorConfig
+from irpe.tasks.segment.config import SegmenterConfig
 
 Config = ClassifierConfig | DetectorConfig | SegmenterConfig
 CONFIGS: Mapping[str, type[Config]] = {

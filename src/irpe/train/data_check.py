@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from irpe.errors import MissingFileError, UserError
-from irpe.train.classification.config import ClassifierConfig
-from irpe.train.classification.sources import check_images
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.classify.sources import check_images
+from irpe.tasks.detect.annotations.layout import find_annotations
+from irpe.tasks.detect.config import DetectorConfig
 from irpe.train.config import EMBEDDED, RunConfig
-from irpe.train.detection.annotations.layout import find_annotations
-from irpe.train.detection.config import DetectorConfig
 
 _NEEDED = {
     "detection": "a folder in the layout of COCO or Pascal VOC",

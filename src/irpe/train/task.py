@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from irpe.train.sampling import SampledDataset
 
 
+_FOLDERS = {"classification": "classify", "detection": "detect", "segmentation": "segment"}
+
+
 class TaskScore(Protocol):
     """What an evaluation found."""
 
@@ -127,13 +130,13 @@ def open_task(config: RunConfig, progress: Progress, weights: Weights | None) ->
         progress: Is told how the preparation of the data goes.
         weights: Those of the checkpoint that the run resumes from, if there is one.
     """
-    module: Any = importlib.import_module(f"irpe.train.{config.task}.task")
+    module: Any = importlib.import_module(f"irpe.tasks.{_FOLDERS[config.task]}.task")
     return module.open_task(config, progress, weights)
 
 
 def build_for(config: RunConfig, weights: Weights) -> nn.Module:
     """Returns the model of a run that has these weights, not yet filled with them."""
-    module: Any = importlib.import_module(f"irpe.train.{config.task}.model")
+    module: Any = importlib.import_module(f"irpe.tasks.{_FOLDERS[config.task]}.model")
     return module.build_for(config, weights)
 
 

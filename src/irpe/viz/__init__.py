@@ -9,6 +9,7 @@ from irpe.viz.attention_maps import plot_attention
 from irpe.viz.bucket_maps import plot_buckets
 from irpe.viz.canvas import save_figure
 from irpe.viz.capture import CapturedAttention, capture
+from irpe.viz.conversions import plot_conversion, plot_position_probe
 from irpe.viz.cost_curves import plot_cost_bars, plot_cost_curves
 from irpe.viz.detections import DetectedImage, plot_contact_sheet, plot_detections
 from irpe.viz.explorer import explorer_page
@@ -40,11 +41,13 @@ __all__ = [
     "plot_attention",
     "plot_buckets",
     "plot_contact_sheet",
+    "plot_conversion",
     "plot_cost_bars",
     "plot_cost_curves",
     "plot_detections",
     "plot_index",
     "plot_locality",
+    "plot_position_probe",
     "plot_positions",
     "plot_robustness",
     "plot_scores",

@@ -6,9 +6,10 @@ in float32 at least.
 """
 
 import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
 
 from irpe.ops.call import AttentionCall, head_slices
-from irpe.ops.gather import bucket_sum, gather, gather_bias, pair_ids
+from irpe.ops.gather import Owner, bucket_sum, gather, gather_bias, pair_ids
 from irpe.ops.precision import accumulation_dtype
 from irpe.ops.shapes import Tokens
 from irpe.ops.softmax import masked_softmax
@@ -21,17 +22,25 @@ def supports(call: AttentionCall) -> str | None:
 def attention(call: AttentionCall) -> Tokens:
     """Returns what the reference returns."""
     wide = call.to(accumulation_dtype(call.q.dtype))
-    used, dim = wide.tables.used(wide.maps), wide.q.shape[-1]
-    all_ids = pair_ids([bucket_map.compact_ids for bucket_map in wide.maps])
+    dim, all_ids = wide.q.shape[-1], pair_ids([m.compact_ids for m in wide.maps])
     e = wide.q @ wide.k.mT
-    for table, ids in zip(used.bias, all_ids, strict=False):
-        e = e + gather_bias(table, ids)
-    for table, ids, dims in zip(used.key, all_ids, head_slices(used.key, dim), strict=False):
-        e = e + gather(wide.table_q[..., dims] @ table.mT, ids, "query")  # Eq. 27-28
-    for table, ids, dims in zip(used.query, all_ids, head_slices(used.query, dim), strict=False):
-        e = e + gather(wide.table_k[..., dims] @ table.mT, ids, "key")
+    if wide.bias_tables:
+        for table, ids in zip(wide.bias_tables, all_ids, strict=True):
+            e = e + gather_bias(table, ids)
+    owners: tuple[tuple[tuple[Tensor, ...], Tensor, Owner], ...] = (
+        (wide.key_tables, wide.q if wide.table_q is None else wide.table_q, "query"),
+        (wide.query_tables, wide.k if wide.table_k is None else wide.table_k, "key"),
+    )
+    for tables, x, owner in owners:
+        slices = head_slices(tables, dim)
+        for table, dims, ids in zip(tables, slices, all_ids[: len(tables)], strict=True):
+            e = e + gather(x[..., dims] @ table.mT, ids, owner)  # Eq. 27-28
     a = F.dropout(masked_softmax(e * wide.scale, wide.mask), wide.dropout_p)
     z = a @ wide.v
-    for table, ids in zip(used.widened(dim).value, all_ids, strict=False):
-        z = z + bucket_sum(a, ids, table.shape[1], "query") @ table
+    if wide.value_tables:
+        slices = head_slices(wide.value_tables, dim)
+        for table, dims, ids in zip(wide.value_tables, slices, all_ids, strict=True):
+            before = dims.start or 0
+            wide_table = F.pad(table, (before, dim - before - table.shape[-1]))
+            z = z + bucket_sum(a, ids, table.shape[1], "query") @ wide_table
     return z.to(call.q.dtype)

@@ -9,8 +9,8 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.core.buckets import BucketMap
-from irpe.ops.call import AttentionCall
+from irpe.core.bucket_map import BucketMap
+from irpe.ops.call import AttentionCall, head_slices
 from irpe.ops.precision import accumulation_dtype
 from irpe.ops.shapes import Scores, Tokens
 from irpe.ops.softmax import masked_softmax
@@ -25,8 +25,8 @@ def attention(call: AttentionCall) -> Tokens:
     wide = call.to(accumulation_dtype(call.q.dtype))
     a = F.dropout(attention_weights(wide), call.dropout_p)
     z = a @ wide.v
-    for bucket_map, table in zip(call.maps, wide.tables.widened(z.shape[-1]).value, strict=False):
-        z = z + torch.einsum("bhij,bhijd->bhid", a, _rows_of_pairs(table, bucket_map))
+    for r in _vectors_of_pairs(wide, wide.value_tables):
+        z = z + torch.einsum("bhij,bhijd->bhid", a, r)
     return z.to(call.q.dtype)
 
 
@@ -38,24 +38,38 @@ def attention_weights(call: AttentionCall) -> Scores:
 
 def position_scores(call: AttentionCall) -> Scores:
     """Returns b_ij, what the encoding adds to the scores before they are scaled (Eq. 14-16)."""
-    batch, heads, queries, dim = call.q.shape
-    tables = call.tables.widened(dim)
+    batch, heads, queries, _ = call.q.shape
     b = call.q.new_zeros(batch, heads, queries, call.k.shape[2])
-    for bucket_map, table in zip(call.maps, tables.bias, strict=False):
+    for table, bucket_map in zip(call.bias_tables, call.maps, strict=bool(call.bias_tables)):
         b = b + _rows_of_pairs(table, bucket_map)
-    for bucket_map, table in zip(call.maps, tables.key, strict=False):
-        r = _rows_of_pairs(table, bucket_map)
-        b = b + torch.einsum("bhid,bhijd->bhij", call.table_q, r)
-    for bucket_map, table in zip(call.maps, tables.query, strict=False):
-        r = _rows_of_pairs(table, bucket_map)
-        b = b + torch.einsum("bhjd,bhijd->bhij", call.table_k, r)
+    x = call.q if call.table_q is None else call.table_q
+    for r in _vectors_of_pairs(call, call.key_tables):
+        b = b + torch.einsum("bhid,bhijd->bhij", x, r)
+    x = call.k if call.table_k is None else call.table_k
+    for r in _vectors_of_pairs(call, call.query_tables):
+        b = b + torch.einsum("bhjd,bhijd->bhij", x, r)
     return b
+
+
+def _vectors_of_pairs(
+    call: AttentionCall, tables: tuple[Tensor, ...]
+) -> list[Float[Tensor, "batch_or_1 heads_or_1 query key dim"]]:
+    """Returns r_ij for every table, with zeros where it has no dimensions of a head (Eq. 12)."""
+    if not tables:
+        return []
+    dim = call.q.shape[-1]
+    found: list[Tensor] = []
+    for table, dims, bucket_map in zip(tables, head_slices(tables, dim), call.maps, strict=True):
+        before = dims.start or 0
+        wide = F.pad(table, (before, dim - before - table.shape[-1]))
+        found.append(_rows_of_pairs(wide, bucket_map))
+    return found
 
 
 def _rows_of_pairs(
     table: Tensor, bucket_map: BucketMap
 ) -> Float[Tensor, "batch_or_1 heads_or_1 query key *dim"]:
     """Returns r_ij for every pair: the row of the table that the map names."""
-    ids = bucket_map.ids.long()
+    ids = bucket_map.compact_ids.long()
     r = table[:, ids if ids.ndim == 3 else ids.unsqueeze(0)]  # heads_or_1 batch_or_1 query key *dim
     return r.transpose(0, 1)

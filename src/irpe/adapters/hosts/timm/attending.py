@@ -1,6 +1,6 @@
 """What the forwards of timm's attentions share: heads, dropout, and the way back to channels."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from irpe.adapters.equipped import encoding_of
 from irpe.adapters.grids import grid_of
 from irpe.errors import UserError
-from irpe.nn.scored import Rotate
 from irpe.nn.where import Where
 
 
@@ -37,7 +36,7 @@ def attend(
     v: Tensor,
     grid: Where,
     attn_mask: Tensor | None = None,
-    rotate: Rotate | None = None,
+    rotate: Callable[[Tensor], Tensor] | None = None,
     temperature: Tensor | None = None,
 ) -> Tensor:
     """Returns the attended tokens of an equipped attention before its projection.
@@ -53,15 +52,17 @@ def attend(
         temperature: The learned factor of the scores of each head, if it has one.
     """
     dropout = getattr(attention, "attn_drop", None)  # DaViT has none
+    table_q, table_k = (None, None) if rotate is None else (q, k)
     z = encoding_of(attention)(
-        q,
-        k,
+        q if rotate is None else rotate(q),
+        k if rotate is None else rotate(k),
         v,
         grid=grid,
         attn_mask=attn_mask,
         dropout_p=dropout.p if dropout is not None and attention.training else 0.0,
         scale=attention.scale if temperature is None else None,
-        rotate=rotate,
+        table_q=table_q,
+        table_k=table_k,
         temperature=temperature,
     )
     return z.transpose(1, 2).flatten(2)

@@ -21,7 +21,6 @@ from irpe.adapters.equipped import encoding_of, is_equipped
 from irpe.adapters.grids import GridSource, grid_of
 from irpe.adapters.plan import Site
 from irpe.errors import UserError
-from irpe.nn.scored import Rotate
 
 NAME = "irpe"  # of our function in the registry of transformers
 # Those that pass an attention its mask as an additive or boolean tensor.
@@ -38,7 +37,7 @@ def attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    rotate: Rotate | None = None,
+    rotate: Callable[[Tensor], Tensor] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the attended tokens and, if asked for, the weights before dropout.
@@ -68,7 +67,10 @@ def attend(
         query, key, value = (tokens.roll(count, 2) for tokens in (query, key, value))
         mask = mask if mask is None else mask.roll((count, count), (-2, -1))
     encoding, grid = encoding_of(attention), grid_of(attention).current()
-    arguments: dict[str, Any] = {"attn_mask": mask, "scale": scaling, "rotate": rotate}
+    arguments: dict[str, Any] = {"attn_mask": mask, "scale": scaling}
+    if rotate is not None:
+        arguments |= {"table_q": query, "table_k": key}
+        query, key = rotate(query), rotate(key)
     z = encoding(query, key, value, grid=grid, dropout_p=dropout, **arguments)
     weights = None
     if config._attn_implementation == "eager" or _wants_weights(config, kwargs):

@@ -16,11 +16,13 @@ import torch
 
 from irpe.core.constants import traced_as_constant
 from irpe.ops.call import AttentionCall
-from irpe.ops.differentiable import differentiable_attention
+from irpe.ops.differentiable import define_operators, differentiable
 from irpe.ops.impl.triton.buckets import bits_of_maps
 from irpe.ops.impl.triton.operator import TritonPasses
 from irpe.ops.shapes import Tokens
 
+_PASSES = TritonPasses()
+define_operators(_PASSES)
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _MOST_DIMENSIONS = 128
 _MOST_TOKENS = 2**15  # pairs are counted with 32 bits
@@ -51,7 +53,7 @@ def supports(call: AttentionCall) -> str | None:
 
 def attention(call: AttentionCall) -> Tokens:
     """Returns what the reference returns."""
-    return differentiable_attention(call, TritonPasses, keeps=True)
+    return differentiable(call, _PASSES, keeps=True)
 
 
 def _lacks_mask_gradient(call: AttentionCall) -> bool:

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.ops.call import Tables, head_slices
+from irpe.ops.call import head_slices
 from irpe.ops.precision import cast, product, product_dtype
 from irpe.ops.shapes import ScalarTable, Tokens, VectorTable
 from irpe.ops.table_products import table_gradient, table_matrix
@@ -25,7 +26,13 @@ def join_tables(tables: Sequence[Tensor]) -> Tensor | None:
 
 def join_role(tables: Sequence[VectorTable], dim: int) -> VectorTable | None:
     """Returns the vector tables of a role in one, zeros where a table has no dimensions."""
-    return join_tables(Tables(key=tuple(tables)).widened(dim).key)
+    starts = [dims.start or 0 for dims in head_slices(tables, dim)]
+    return join_tables(
+        [
+            F.pad(table, (start, dim - start - table.shape[-1]))
+            for table, start in zip(tables, starts, strict=True)
+        ]
+    )
 
 
 def row_products(x: Tokens, table: VectorTable) -> Float[Tensor, "batch heads tokens rows"]:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
-from irpe.ops.differentiable import CompactCall, Gradients
+from irpe.ops.call import AttentionCall
+from irpe.ops.differentiable import Gradients
 from irpe.ops.impl.triton.buckets import pack_ids
 from irpe.ops.impl.triton.configuration import ROWS_AT_ONCE, Tile, block_dim_of, tile_of
 from irpe.ops.impl.triton.joined import (
@@ -35,15 +36,17 @@ class Launch:
         call: The call.
     """
 
-    def __init__(self, call: CompactCall) -> None:
+    def __init__(self, call: AttentionCall) -> None:
         self.call, dim = call, call.q.shape[-1]
         self.is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
         self.out_dtype = torch.float32 if self.is_interpreted else call.q.dtype
-        roles = call.tables.roles()
-        rows = [table.shape[1] for table in next(role for role in roles if role)]
-        self.packed = pack_ids(call.ids, rows)
+        self.packed = pack_ids(
+            [bucket_map.compact_ids for bucket_map in call.maps],
+            [bucket_map.num_used_buckets for bucket_map in call.maps],
+        )
         self.query_table, self.key_table, self.value_table = (
-            join_role(role, dim) for role in roles[:3]
+            join_role(tables, dim)
+            for tables in (call.query_tables, call.key_tables, call.value_tables)
         )
         self.bias_table = join_tables(call.bias_tables)
         self.table_q = call.q if call.table_q is None else call.table_q
@@ -197,7 +200,7 @@ class Launch:
         """Returns how much a tile holds in registers beside its scores, counted in tiles."""
         call = self.call
         looked_up = sum(map(bool, (call.query_tables, call.key_tables, call.value_tables)))
-        looked_up = max(looked_up, 1) * len(call.ids)
+        looked_up = max(looked_up, 1) * len(call.maps)
         return looked_up + 2 * (call.seed is not None) + (call.mask is not None)
 
     def _sums(self, table: Tensor | None, tokens: Tokens) -> Tensor | None:

@@ -1,0 +1,237 @@
+"""Forward and backward of attention with encodings, slice by slice."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from irpe.ops.call import AttentionCall
+from irpe.ops.differentiable import Gradients
+from irpe.ops.gather import bias_sum, gather_bias
+from irpe.ops.impl.fast.slices import (
+    ALL,
+    Slice,
+    drop,
+    make_slices,
+    part,
+    part_of_keys,
+    part_of_mask,
+)
+from irpe.ops.impl.fast.terms import RowTerm, Term, make_terms
+from irpe.ops.precision import accumulation_dtype, add_product_, cast, product, product_dtype
+from irpe.ops.shapes import Scores, Tokens
+from irpe.ops.softmax import add_mask_, masked_scores, masked_softmax_into
+
+
+class FastPasses:
+    """The two passes of `irpe.ops.differentiable`."""
+
+    name = "fast"
+    keeps_output = False
+
+    def forward(self, call: AttentionCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
+        """Returns the output; if asked to, the weights, and their sums for value tables."""
+        if not call.num_pairs:
+            return call.q.new_zeros(call.q.shape), []
+        scores = _Scores(call)
+        if not (keeps or call.value_tables or call.seed is not None):
+            return _through_pytorchs_kernel(call, scores), []
+        dtype = accumulation_dtype(call.q.dtype)
+        q, k, v = (cast(x, scores.operand).contiguous() for x in call[:3])
+        terms = make_terms(q, _cast_all(call.value_tables, q), call.maps, 1.0, "query")
+        out = q.new_empty(q.shape, dtype=dtype)
+        weights = q.new_empty(*q.shape[:3], k.shape[2], dtype=dtype) if keeps else None
+        for place in make_slices(call, makes_weights=True):
+            a = scores.weights(q, k, place, None if weights is None else part(weights, place))
+            a = drop(a, call, place)
+            operand = cast(a, scores.operand)
+            add_product_(part(out, place), operand, part_of_keys(v, place), beta=0.0)
+            for term in terms:
+                term.collect(place, a)
+        for term in terms:
+            term.add_combination_(out)
+        kept = [] if weights is None else [weights, *_sums(terms)]
+        return cast(out, call.q.dtype), kept
+
+    def fake_forward(self, call: AttentionCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
+        """Returns tensors of the shapes of what `forward` returns."""
+        out = call.q.new_empty(call.q.shape)
+        if not keeps or not call.num_pairs:
+            return out, []
+        shape, keys = call.q.shape[:3], call.k.shape[2]
+        dtype = accumulation_dtype(call.q.dtype)
+        terms = make_terms(call.q, call.value_tables, call.maps, 1.0, "query")
+        rows = [sum(term.rows) for term in terms if isinstance(term, RowTerm)]
+        return out, [call.q.new_empty(*shape, width, dtype=dtype) for width in (keys, *rows)]
+
+    def backward(
+        self, call: AttentionCall, grad: Tokens, kept: list[Tensor], mask_needs_grad: bool
+    ) -> Gradients:
+        """Returns the gradients, given that of the output and what was kept."""
+        if not call.num_pairs:
+            return _no_gradients(call, mask_needs_grad)
+        scores = _Scores(call)
+        operand, scale, dtype = scores.operand, call.scale, accumulation_dtype(call.q.dtype)
+        q, k, v, g = (cast(x, operand).contiguous() for x in (*call[:3], grad))
+        dq, dk, dv = (torch.empty_like(x, dtype=dtype) for x in (q, k, v))
+        dmask = None
+        if mask_needs_grad and call.mask is not None:
+            dmask = torch.zeros_like(call.mask, dtype=dtype)
+        dbias = [torch.zeros_like(table, dtype=dtype) for table in call.bias_tables]
+        values = make_terms(g, _cast_all(call.value_tables, g), call.maps, 1.0, "query")
+        to_collect = _restore_sums(values, kept[1:]) if kept else values
+        for place in make_slices(call, makes_weights=True):
+            of_q, of_k = part(q, place), part_of_keys(k, place)
+            a = part(kept[0], place) if kept else scores.weights(q, k, place, None)
+            dropped = drop(a, call, place)
+            has_before = float(bool(place.queries.start))  # other queries have added to dk and dv
+            of_g = part(g, place)
+            add_product_(part_of_keys(dv, place), cast(dropped, operand).mT, of_g, beta=has_before)
+            da = _add_scores(of_g, part_of_keys(v, place), _sum_of_scores(values, place), 1.0)
+            for term in to_collect:
+                term.collect(place, dropped)
+            da = drop(da, call, place)
+            de = torch.ops.aten._softmax_backward_data(da, a, -1, a.dtype)
+            narrow = cast(de, operand)
+            add_product_(part(dq, place), narrow, of_k, scale, beta=0.0)
+            add_product_(part_of_keys(dk, place), narrow.mT, of_q, scale, beta=has_before)
+            for term in scores.terms:
+                term.collect(place, de)
+            for table, bucket_map in zip(dbias, call.maps if dbias else (), strict=True):
+                of_heads = table if table.shape[0] == 1 else table[place.heads]
+                ids = bucket_map.index(place.queries)
+                ids = ids if ids.ndim == 2 else ids[place.images].unsqueeze(1)
+                of_heads += bias_sum(de, ids, of_heads)
+            if dmask is not None:
+                of_slice = part_of_mask(dmask, place)
+                of_slice += de.sum_to_size(of_slice.shape)
+        table_dq = None if call.table_q is None else torch.zeros_like(dq)
+        table_dk = None if call.table_k is None else torch.zeros_like(dk)
+        for term in scores.key_terms:
+            term.add_combination_(dq if table_dq is None else table_dq)
+        for term in scores.query_terms:
+            term.add_combination_(dk if table_dk is None else table_dk)
+        of_tables = [
+            gradient
+            for term in (*scores.query_terms, *scores.key_terms, *values)
+            for gradient in term.gradients()
+        ]
+        of_tables += [table * scale for table in dbias]
+        found = Gradients(dq, dk, dv, table_dq, table_dk, dmask, of_tables)
+        return found.to(call.q.dtype)
+
+
+class _Scores:
+    """The scores of the encoding, b_ij times the scale, on any slice of a call."""
+
+    def __init__(self, call: AttentionCall) -> None:
+        self.call = call
+        self.operand = product_dtype(call.q.dtype, call.q.device)
+        x = cast(call.q if call.table_q is None else call.table_q, self.operand)
+        y = cast(call.k if call.table_k is None else call.table_k, self.operand)
+        key_tables, query_tables = _cast_all(call.key_tables, x), _cast_all(call.query_tables, y)
+        self.key_terms = make_terms(x, key_tables, call.maps, call.scale, "query")
+        self.query_terms = make_terms(y, query_tables, call.maps, call.scale, "key")
+        self.terms = [*self.key_terms, *self.query_terms]
+        self._last_bias: tuple[object, Tensor] | None = None
+
+    def at(self, place: Slice) -> Tensor | None:
+        """Returns the scores of a slice, which may be broadcast; `None` without tables for them."""
+        total = _sum_of_scores(self.terms, place)
+        if not self.call.bias_tables:
+            return total
+        bias = self._bias(place)
+        return bias if total is None else total.add_(bias)
+
+    def weights(self, q: Tokens, k: Tokens, place: Slice, out: Scores | None) -> Scores:
+        """Returns the attention weights of a slice, before dropout."""
+        q, k, b, mask = part(q, place), part_of_keys(k, place), self.at(place), self.call.mask
+        if b is not None and not self.terms:  # a bias alone may be broadcast, and is used again
+            b = b.expand(*q.shape[:3], k.shape[2]).clone(memory_format=torch.contiguous_format)
+        e = _add_scores(q, k, b, self.call.scale)
+        return masked_softmax_into(e, None if mask is None else part_of_mask(mask, place), out)
+
+    def _bias(self, place: Slice) -> Tensor:
+        """Returns the scaled scalars of a slice; slices of the same queries follow each other."""
+        call = self.call
+        is_shared = all(table.shape[0] == 1 for table in call.bias_tables)
+        is_same = all(bucket_map.compact_ids.ndim == 2 for bucket_map in call.maps)
+        key = (is_same or place.images, is_shared or place.heads, place.queries)
+        if self._last_bias is None or self._last_bias[0] != key:
+            total: Tensor | None = None
+            for table, bucket_map in zip(call.bias_tables, call.maps, strict=True):
+                table = table if table.shape[0] == 1 else table[place.heads]
+                ids = bucket_map.index(place.queries)
+                ids = ids if ids.ndim == 2 else ids[place.images].unsqueeze(1)
+                wide = cast(table, accumulation_dtype(table.dtype)) * call.scale
+                found = gather_bias(wide, ids)
+                found = found if found.ndim == 4 else found.unsqueeze(0)
+                total = found if total is None else total + found
+            assert total is not None
+            self._last_bias = key, total
+        return self._last_bias[1]
+
+
+def _through_pytorchs_kernel(call: AttentionCall, scores: _Scores) -> Tokens:
+    """Returns the output of `scaled_dot_product_attention`, which takes b_ij as a mask."""
+    q, k, v = (cast(x, scores.operand) for x in call[:3])
+    out = None
+    for place in make_slices(call, makes_weights=False):
+        bias = scores.at(place)
+        assert bias is not None
+        if call.mask is not None:
+            mask = part_of_mask(call.mask, place)
+            bias = add_mask_(bias, mask) if scores.terms else masked_scores(bias, mask)
+        z = F.scaled_dot_product_attention(
+            part(q, place),
+            part_of_keys(k, place),
+            part_of_keys(v, place),
+            cast(bias, scores.operand),
+            scale=call.scale,
+        )
+        if place is ALL:
+            return cast(z, call.q.dtype)
+        out = call.q.new_empty(call.q.shape) if out is None else out
+        out[place] = z
+    assert out is not None
+    return out
+
+
+def _sum_of_scores(terms: Sequence[Term], place: Slice) -> Scores | None:
+    total: Tensor | None = None
+    for term in terms:
+        found = term.scores(place)
+        total = found if total is None else total.add_(found)
+    return total
+
+
+def _add_scores(x: Tokens, y: Tokens, scores: Tensor | None, scale: float) -> Scores:
+    """Returns the scores, if any, with the scaled product of each pair of tokens added."""
+    if scores is None:
+        return product(x, y.mT, scale)
+    return add_product_(scores, x, y.mT, scale)
+
+
+def _sums(terms: Sequence[Term]) -> list[Tensor]:
+    """Returns the sums that are kept for the backward pass: those of the efficient form."""
+    return [term.sums for term in terms if isinstance(term, RowTerm) and term.sums is not None]
+
+
+def _restore_sums(terms: Sequence[Term], sums: Sequence[Tensor]) -> list[Term]:
+    """Gives terms the sums that the forward pass kept; returns the terms that have none."""
+    efficient = [term for term in terms if isinstance(term, RowTerm)]
+    for term, kept in zip(efficient, sums, strict=True):
+        term.sums = kept
+    return [term for term in terms if not isinstance(term, RowTerm)]
+
+
+def _cast_all(tables: Sequence[Tensor], like: Tensor) -> list[Tensor]:
+    return [cast(table, like.dtype) for table in tables]
+
+
+def _no_gradients(call: AttentionCall, mask_needs_grad: bool) -> Gradients:
+    """Returns zeros: there is no pair."""
+    leaves = [None if x is None else torch.zeros_like(x) for x in call.leaves()]
+    mask = leaves[5] if mask_needs_grad else None
+    return Gradients(*leaves[:5], mask, leaves[6:])  # pyright: ignore

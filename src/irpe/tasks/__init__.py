@@ -1,0 +1,1 @@
+"""The tasks: one folder each, the only rooms that know what is learned."""

@@ -1,0 +1,163 @@
+"""Images with label maps as a segmenter gets them: random crops, or whole images."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from irpe.tasks.segment.colours import colours_of
+from irpe.tasks.segment.config import SegmenterConfig
+from irpe.tasks.segment.labels.listing import IGNORED
+from irpe.tasks.segment.labels.source import LabelledPixels
+from irpe.train.image_files import CACHE_BYTES
+from irpe.train.sampling import Sample
+from irpe.train.seeding import seeded
+
+Pixels = UInt8[Tensor, "channel row column"]
+Labels = UInt8[Tensor, "row column"]
+Item = tuple[Float[Tensor, "channel row column"], Labels, int]
+_F = v2.functional
+
+
+class PixelBatch(NamedTuple):
+    """What a segmenter and its loss get.
+
+    Args:
+        images: The images, of one size in training.
+        labels: The class of each pixel; whole label maps as they are stored, in evaluation.
+        indices: The indices of the images in the source.
+    """
+
+    images: list[Tensor]
+    labels: list[Tensor]
+    indices: list[int]
+
+
+class PixelImages(Dataset[Any]):
+    """Images of a source as tensors, with their label maps; a small dataset is cached in memory.
+
+    Args:
+        source: The images.
+        transform: From the pixels and labels of an image to what a model gets.
+        seed: The seed of random crops; `None` if they are not random.
+    """
+
+    def __init__(
+        self,
+        source: LabelledPixels,
+        transform: Callable[[Pixels, Labels], tuple[Tensor, Labels]],
+        seed: int | None,
+    ) -> None:
+        self.source = source
+        self.transform = transform
+        self.seed = seed
+        self.cached: dict[int, tuple[Pixels, Labels]] = {}
+
+    def __getitem__(self, sample: Sample) -> Item:
+        pixels, labels = self.read(sample.image)
+        if self.seed is None:
+            return *self.transform(pixels, labels), sample.image
+        with seeded(self.seed, sample.epoch, sample.position):
+            return *self.transform(pixels, labels), sample.image
+
+    def read(self, index: int) -> tuple[Pixels, Labels]:
+        """Returns an image and its label map as they are stored."""
+        if index in self.cached:
+            return self.cached[index]
+        image, values = self.source.read(index)
+        pair = _F.pil_to_tensor(image), torch.from_numpy(values)
+        if sum(tensor.nbytes for tensor in pair) * len(self.source) < CACHE_BYTES:
+            self.cached[index] = pair
+        return pair
+
+    @staticmethod
+    def collate(items: Sequence[Item]) -> PixelBatch:
+        """Returns a batch; images in it may differ in size."""
+        images, labels, indices = (list(column) for column in zip(*items, strict=True))
+        return PixelBatch(images, labels, indices)
+
+
+class RandomCrops:
+    """Resizes, crops and flips images with their label maps, and changes the colours of images.
+
+    Args:
+        config: How much.
+    """
+
+    def __init__(self, config: SegmenterConfig) -> None:
+        self.config = config
+        self.normalize = Normalize(config)
+        fill: dict[Any, Any] = {
+            tv_tensors.Image: [round(255 * mean) for mean in self.normalize.colours["mean"]],
+            tv_tensors.Mask: IGNORED,
+        }
+        size = config.crop_height, config.crop_width
+        transforms: list[Any] = [v2.RandomCrop(size, pad_if_needed=True, fill=fill)]
+        if config.flip:
+            transforms.append(v2.RandomHorizontalFlip(config.flip))
+        if config.color_jitter:
+            strength = config.color_jitter
+            transforms.append(v2.ColorJitter(strength, strength, strength))
+        self.transform = v2.Compose(transforms)
+
+    def __call__(self, pixels: Pixels, labels: Labels) -> tuple[Tensor, Labels]:
+        """Returns a crop of an image, normalized, and its label map."""
+        low, high = self.config.min_resize, self.config.max_resize
+        factor = low + (high - low) * float(torch.rand(()))
+        size = resized(pixels.shape[-2:], self.config.short_side, factor)
+        image: Any = tv_tensors.Image(_F.resize(pixels, list(size), antialias=True))
+        mask: Any = _F.resize(tv_tensors.Mask(labels[None]), list(size))
+        image, mask = self.transform(image, mask)
+        return self.normalize(image.as_subclass(Tensor)), mask[0].as_subclass(Tensor)
+
+
+class WholeImages:
+    """Resizes images for evaluation; label maps stay as they are stored.
+
+    Args:
+        config: The size of images.
+        scale: How much larger they are than in training.
+    """
+
+    def __init__(self, config: SegmenterConfig, scale: float = 1.0) -> None:
+        self.short_side, self.scale = config.short_side, scale
+        self.normalize = Normalize(config)
+
+    def __call__(self, pixels: Pixels, labels: Labels) -> tuple[Tensor, Labels]:
+        """Returns an image, resized and normalized, and its label map."""
+        size = resized(pixels.shape[-2:], self.short_side, self.scale)
+        return self.normalize(_F.resize(pixels, list(size), antialias=True)), labels
+
+
+class Normalize:
+    """Makes pixels of integers those that a model was made for.
+
+    Args:
+        config: The configuration, with the model.
+    """
+
+    def __init__(self, config: SegmenterConfig) -> None:
+        self.colours = colours_of(config)
+
+    def __call__(self, pixels: Pixels) -> Tensor:
+        """Returns the normalized pixels."""
+        values = _F.to_dtype(pixels, torch.float32, scale=True)
+        return _F.normalize(values, self.colours["mean"], self.colours["std"])
+
+
+def resized(size: Sequence[int], short_side: int, factor: float) -> tuple[int, int]:
+    """Returns the rows and columns of an image after resizing.
+
+    Args:
+        size: Its rows and columns.
+        short_side: The length of its short side; 0: as it is.
+        factor: By how much more it is resized.
+    """
+    factor *= short_side / min(size) if short_side else 1.0
+    rows, columns = (max(1, round(side * factor)) for side in size)
+    return rows, columns

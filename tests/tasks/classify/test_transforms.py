@@ -1,0 +1,56 @@
+"""Labelled images as tensors: broken ones are replaced, deep ones keep their shades."""
+
+import numpy as np
+import pytest
+from PIL import Image
+from train.little import CONFIG, Damaged
+
+from irpe.tasks.classify.transforms import eval_images, train_images
+from irpe.train.image_files import BrokenImageError, convert_mode
+from irpe.train.sampling import Sample
+
+
+def test_a_broken_image_is_replaced_by_the_next_and_marked():
+    images = eval_images(Damaged({3, 0}), CONFIG)
+    _, label, index, broken = images[Sample(0, 0, 3)]
+    assert (label, index, broken) == (1, 3, True)
+    _, label, index, broken = images[Sample(0, 0, 2)]
+    assert (label, index, broken) == (2, 2, False)
+
+
+def test_grey_images_of_16_bits_keep_their_shades():
+    pixels = np.array([[0, 256, 40000, 65535]], dtype=np.uint16)
+    image = convert_mode(Image.fromarray(pixels), "L")
+    assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
+
+
+@pytest.mark.parametrize("text", ["rand-mfoo", "rand-m", "rand-m9-x", "augmix-m5-wx", "v0-mstd"])
+def test_a_policy_with_a_section_that_does_nothing(text):
+    with pytest.raises(ValueError, match=f"auto_augment '{text}'"):
+        train_images(Damaged(set()), CONFIG.replace(auto_augment=text))
+
+
+@pytest.mark.parametrize("text", ["rand-m9-mstd0.5-inc1", "rand-m9-tweights", "augmix-m5", "v0"])
+def test_policies_of_timm(text):
+    train_images(Damaged(set()), CONFIG.replace(auto_augment=text))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_images_in_the_mode_lab_are_converted(mode):
+    assert convert_mode(Image.new("LAB", (8, 6)), mode).mode == mode
+
+
+def test_an_image_in_an_odd_mode_counts_as_broken():
+    images = eval_images(Damaged(set()), CONFIG)
+    read = images.source.read
+    odd = Image.new("La", (8, 8))
+    images.source.read = lambda index: (odd, 0) if index == 1 else read(index)
+    assert images[Sample(0, 0, 1)][2:] == (1, True)
+    with pytest.raises(BrokenImageError, match="Pillow's mode La cannot be converted to L"):
+        convert_mode(odd, "L")
+
+
+def test_nothing_but_broken_images():
+    images = eval_images(Damaged({0, 1, 2, 3}), CONFIG)
+    with pytest.raises(ValueError, match="none of the 4 images can be read"):
+        images[Sample(0, 0, 0)]

@@ -1,0 +1,222 @@
+"""Average precision: cases computed on paper, and pycocotools on files."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate", reason="needs the extra 'train'")
+pytest.importorskip("pycocotools", reason="needs the extra 'train'")
+
+from accelerate import Accelerator
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+from tasks.detect.detections import dataset, found, scene, truth
+
+from irpe.tasks.detect.scores import (
+    gather_detections,
+    score_boxes,
+    score_with_classes,
+    to_detections,
+)
+
+NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+LARGE = [10, 20, 100, 200]
+
+
+def numbers(score):
+    return [getattr(score, name) for name in NAMES]
+
+
+def same(ours, theirs):
+    return all(a == b or (math.isnan(a) and b == -1) for a, b in zip(ours, theirs, strict=True))
+
+
+def pycocotools(content, detections, folder):
+    """The numbers of a direct call, from files, as its own documentation has it."""
+    (folder / "truth.json").write_text(json.dumps(content))
+    (folder / "found.json").write_text(json.dumps(detections))
+    coco = COCO(str(folder / "truth.json"))
+    evaluation = COCOeval(coco, coco.loadRes(str(folder / "found.json")), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    return evaluation
+
+
+def test_perfect_boxes_score_one():
+    content = dataset([truth(1, 3, LARGE), truth(2, 7, [0, 0, 50, 40])])
+    detections = [found(1, 3, LARGE), found(2, 7, [0, 0, 50, 40], 0.1)]
+    score = score_boxes(content, detections)
+    assert numbers(score)[:3] == pytest.approx([1, 1, 1], abs=1e-12)
+    assert score.num_images == 2
+
+
+def test_one_of_two_found_scores_the_recall_levels_up_to_a_half():
+    content = dataset([truth(1, 3, LARGE), truth(2, 3, LARGE)], categories=(3,))
+    score = score_boxes(content, [found(1, 3, LARGE)])
+    assert score.ap == score.ap50 == pytest.approx(51 / 101)  # 0, 0.01, ..., 0.5
+
+
+def test_a_false_box_counts_where_its_score_puts_it():
+    content = dataset([truth(1, 3, LARGE), truth(2, 3, LARGE)], categories=(3,))
+    right = [found(1, 3, LARGE, 0.9), found(2, 3, LARGE, 0.5)]
+    wrong = [300, 300, 100, 100]
+    last = score_boxes(content, [*right, found(1, 3, wrong, 0.1)])
+    between = score_boxes(content, [*right, found(1, 3, wrong, 0.7)])
+    first = score_boxes(content, [*right, found(1, 3, wrong, 0.95)])
+    assert last.ap == pytest.approx(1)
+    assert between.ap == pytest.approx((51 + 50 * 2 / 3) / 101)  # precision 1, 1/2, 2/3
+    assert first.ap == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    ("shift", "thresholds"), [(0, 10), (10, 7), (20, 4), (24, 3), (33, 1), (34, 0)]
+)
+def test_a_shifted_box_is_found_up_to_its_iou(shift, thresholds):
+    iou = (100 - shift) / (100 + shift)
+    assert thresholds == sum(iou >= (50 + 5 * n) / 100 for n in range(10))
+    score = score_boxes(dataset([truth(1, 3, [0, 0, 100, 50])]), [found(1, 3, [shift, 0, 100, 50])])
+    assert score.ap == pytest.approx(thresholds / 10)
+    assert (score.ap50, score.ap75) == pytest.approx((float(iou >= 0.5), float(iou >= 0.75)))
+
+
+def test_boxes_in_a_crowd_are_neither_right_nor_wrong():
+    boxes = [truth(1, 3, LARGE), truth(1, 3, [300, 0, 300, 300], crowd=1)]
+    inside = [found(1, 3, [320 + 10 * n, 20, 40, 40], 0.95) for n in range(5)]
+    detections = [found(1, 3, LARGE), *inside]
+    assert score_boxes(dataset(boxes), detections).ap == pytest.approx(1)
+    boxes[1]["iscrowd"] = 0
+    assert score_boxes(dataset(boxes), detections).ap == pytest.approx(1 / 6 * 51 / 101)
+
+
+def test_sizes_are_scored_apart():
+    small, medium, large = [0, 0, 31, 31], [100, 0, 50, 50], [200, 0, 100, 100]
+    content = dataset([truth(1, 3, box) for box in (small, medium, large)])
+    score = score_boxes(content, [found(1, 3, small), found(1, 3, large)])
+    assert (score.ap_small, score.ap_medium, score.ap_large) == pytest.approx((1, 0, 1))
+    score = score_boxes(dataset([truth(1, 3, small)]), [found(1, 3, small)])
+    assert score.ap_small == pytest.approx(1)
+    assert math.isnan(score.ap_medium)
+    assert math.isnan(score.ap_large)
+
+
+def test_nothing_found_is_zero_and_nothing_to_find_is_nan():
+    score = score_boxes(dataset([truth(1, 3, LARGE)]), [])
+    assert (score.ap, score.ap50, score.ap75, score.ap_large, score.num_images) == (0, 0, 0, 0, 2)
+    for detections in ([], [found(1, 3, LARGE)]):
+        assert all(map(math.isnan, numbers(score_boxes(dataset([]), detections))))
+    assert score_boxes(dataset([], images=()), []).num_images == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_numbers_are_those_of_pycocotools(tmp_path, seed, capsys):
+    content, detections = scene(seed)
+    theirs = pycocotools(content, detections, tmp_path)
+    capsys.readouterr()
+    ours = score_boxes(content, detections)
+    with_classes, of_classes = score_with_classes(content, detections)
+    assert capsys.readouterr() == ("", "")
+    assert 0.1 < ours.ap < 0.9
+    assert same(numbers(with_classes), numbers(ours))
+    assert same(numbers(ours), theirs.stats[:6].tolist())
+    precision = theirs.eval["precision"]
+    means = [float(precision[:, :, place, 0, 2].mean()) for place in range(3)]
+    assert list(of_classes) == ["class 3", "class 7", "class 40"]
+    assert same(of_classes.values(), means)
+    assert math.isnan(of_classes["class 40"])
+
+
+def test_arguments_stay_as_they_are_and_scores_repeat():
+    content, detections = scene(9)
+    before = copy.deepcopy((content, detections))
+    first, again = (score_boxes(content, detections) for _ in range(2))
+    assert first == again
+    assert (content, detections) == before
+
+
+def test_classes_are_named_by_id_in_any_order():
+    content = dataset([truth(1, 7, LARGE), truth(2, 3, LARGE)], categories=(7, 3))
+    _, scores = score_with_classes(content, [found(1, 7, LARGE)])
+    assert scores == pytest.approx({"class 7": 1, "class 3": 0})
+    content["categories"][1]["name"] = "class 7"
+    with pytest.raises(ValueError, match="two categories have one name"):
+        score_with_classes(content, [])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (found(5, 3, LARGE), "image_id 5, which is not among the 2 images: 1, 2"),
+        (found(1, 4, LARGE), "category_id 4, which is not among the 2 categories: 3, 7"),
+        (found(1, 3, LARGE, math.nan), "image 1 is not finite"),
+        (found(2, 3, [0, math.inf, 1, 1]), "image 2 is not finite"),
+    ],
+)
+def test_detections_of_nothing_known_are_errors(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        score_boxes(dataset([truth(1, 3, LARGE)]), [found(1, 3, LARGE), wrong])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"id": 0}, "annotation id 0 is not positive: count ids from 1"),
+        ({"id": 2}, "annotation id 2 occurs twice"),
+    ],
+)
+def test_annotations_that_pycocotools_miscounts_are_errors(change, message):
+    content = dataset([truth(1, 3, LARGE), truth(2, 3, LARGE)])
+    content["annotations"][0].update(change)
+    with pytest.raises(ValueError, match=message):
+        score_boxes(content, [])
+    del content["annotations"][1]["area"]
+    content["annotations"][0]["id"] = 1
+    with pytest.raises(ValueError, match="annotation 2 has no 'area': it needs id, image_id"):
+        score_boxes(content, [])
+
+
+def outputs():
+    probabilities = torch.tensor([[[0.1, 0.3, 0.6], [0.5, 0.2, 0.3]], [[0.2, 0.8, 0.0]] * 2])
+    boxes = torch.tensor(
+        [[[0.5, 0.5, 0.5, 0.25], [0.0, 0.5, 0.5, 2.0]], [[0.9, 0.1, 0.4, 0.4]] * 2]
+    )
+    return probabilities.log().clamp(min=-1e4), boxes
+
+
+def test_queries_become_the_best_class_and_the_box_in_the_image():
+    detections = to_detections(*outputs(), [11, 5], [(40, 80), (100, 200)], [7, 3])
+    ids = [(one["image_id"], one["category_id"]) for one in detections]
+    assert ids == [(11, 3), (11, 7), (5, 3), (5, 3)]  # "no object" never wins
+    assert [one["score"] for one in detections] == pytest.approx([0.3, 0.5, 0.8, 0.8])
+    expected = [[20, 15, 40, 10], [0, 0, 20, 40], [140, 0, 60, 30], [140, 0, 60, 30]]
+    for one, box in zip(detections, expected, strict=True):
+        assert one["bbox"] == pytest.approx(box, abs=1e-4)
+    assert json.loads(json.dumps(detections)) == detections
+
+
+def test_low_precision_is_scored_in_float32():
+    logits = torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    boxes = torch.rand(1, 5, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+    low, high = (
+        to_detections(logits.to(dtype), boxes.to(dtype), [1], [(481, 643)], [1, 2, 3])
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert low == high
+
+
+def test_outputs_that_do_not_fit_are_errors():
+    logits, boxes = outputs()
+    with pytest.raises(ValueError, match=r"shape \(2, 1, 4\), not \(2, 2, 4\)"):
+        to_detections(logits, boxes[:, :1], [1, 2], [(4, 8)] * 2, [7, 3])
+    with pytest.raises(ValueError, match="2 images have 1 ids and 2 sizes"):
+        to_detections(logits, boxes, [1], [(4, 8)] * 2, [7, 3])
+    with pytest.raises(ValueError, match="3 categories for 3 logits: pass 2"):
+        to_detections(logits, boxes, [1, 2], [(4, 8)] * 2, [7, 3, 1])
+
+
+def test_one_process_keeps_its_detections():
+    own = scene(1)[1]
+    assert gather_detections(own, Accelerator(cpu=True)) is own

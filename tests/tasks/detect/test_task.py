@@ -1,0 +1,141 @@
+"""Detection in the training loop: the same run however it is stopped, cached or split."""
+
+import pytest
+import torch
+from train.little import StopAt
+from train.processes import kill_again_and_again, start
+from train.scenes import CONFIG, frozen, make_scenes, task, train
+
+from irpe.core.rates import TABLE_LR
+from irpe.tasks.detect.task import detect
+from irpe.train.checkpoint import load_checkpoint
+from irpe.train.processes import make_accelerator
+from irpe.train.runs import load_run, read_config
+from irpe.train.signals import StoppedError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_scenes(tmp_path_factory.mktemp("data") / "scenes")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("IRPE_FEATURE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def same(one, two):
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, atol=0, rtol=0, msg=name)
+
+
+@pytest.fixture(scope="module", params=["trained", "frozen"])
+def whole(request, data, tmp_path_factory):
+    """A configuration, and an uninterrupted run of it."""
+    config = frozen(data) if request.param == "frozen" else CONFIG
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    return config, directory, train(data, directory, config)
+
+
+def check_run(directory, found):
+    state = load_checkpoint(directory / "checkpoint.pt")
+    assert repr(state["history"]) == repr(found.history)  # NaN is not equal to itself
+    assert [row["epoch"] for row in found.history] == list(range(1, len(found.history) + 1))
+    assert {"AP", "AP50", "AP75", "APs", "APm", "APl", "train_loss"} <= set(found.history[0])
+    assert repr(found.score.row())[1:-1] in repr(found.history[-1])
+    assert read_config(directory).classes == ("red", "blue")
+    again = load_run(directory)
+    same(found.model.state_dict(), again.state_dict())
+    return again
+
+
+def test_a_run_ends_with_a_model_that_takes_images_and_a_table(whole):
+    config, directory, found = whole
+    again = check_run(directory, found)
+    image = torch.randn(1, 3, 64, 96)
+    model = found.model.eval()
+    with torch.no_grad():
+        if config.cached_versions:
+            features = model.model.backbone.feature_map(image)
+            expected = model(features).logits
+        else:
+            expected = model(image).logits
+        torch.testing.assert_close(again(image).logits, expected)
+
+
+def test_a_run_without_an_encoding(data, tmp_path):
+    config = frozen(data).replace(encoding="none", epochs=1, limit=4)
+    check_run(tmp_path / "run", train(data, tmp_path / "run", config))
+
+
+@pytest.mark.parametrize("stop", [1, 3])
+def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(data, tmp_path, whole, stop):
+    config, _, expected = whole
+    with pytest.raises(StoppedError):
+        train(data, tmp_path / "run", config, StopAt(stop))
+    resumed = train(data, tmp_path / "run", config)
+    same(expected.model.state_dict(), resumed.model.state_dict())
+
+
+def test_learning_rates_and_decay(data):
+    job = task(data)
+    model = job.build()
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = job.optimizer_groups(model)
+    found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+    assert set(found) == {n for n, p in model.named_parameters() if p.requires_grad}
+    assert found["model.backbone.model.layer4.0.conv1.weight"] == (1e-4, 0.05)
+    assert found["model.encoder.layers.0.mlp.fc1.weight"] == (1e-3, 0.05)
+    assert found["model.encoder.layers.0.mlp.fc1.bias"] == (1e-3, 0.05)
+    assert not any("backbone" in name and "layer1" in name for name in found)
+    tables = [name for name in found if ".rpe." in name]
+    assert len(tables) == 1
+    assert found[tables[0]] == (1e-3 * TABLE_LR, 0)
+
+
+def test_the_learning_rate_drops_for_the_last_epochs(data, tmp_path):
+    config = frozen(data).replace(epochs=4, low_lr_epochs=3, limit=4)
+    rates = [row["lr"] for row in train(data, tmp_path / "run", config).history]
+    assert rates == pytest.approx([1e-3, 1e-4, 1e-4, 1e-4])
+
+
+def test_boxes_are_detected_in_every_image_once(data):
+    job = task(data)
+    model, accelerator = job.build(), make_accelerator()
+    found = detect(model, job.val_images, job.val.categories, accelerator)
+    assert len(found) == 8 * 5
+    assert {box["image_id"] for box in found} == set(range(8))
+    assert {box["category_id"] for box in found} <= {1, 2}
+
+
+def test_a_missing_folder(tmp_path):
+    with pytest.raises(ValueError, match="data is missing"):
+        task("embedded")
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        task(tmp_path / "nowhere")
+
+
+def test_cached_features_need_a_frozen_backbone_with_weights():
+    with pytest.raises(ValueError, match="set backbone_lr to 0"):
+        CONFIG.replace(cached_versions=2)
+    with pytest.raises(ValueError, match="set backbone_weights to"):
+        CONFIG.replace(cached_versions=2, backbone_lr=0.0)
+
+
+LONG = """
+import sys
+from train.scenes import CONFIG, train
+train(sys.argv[1], sys.argv[2], CONFIG.replace(epochs=8))
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_damages_nothing(data, tmp_path):
+    path = tmp_path / "run/checkpoint.pt"
+    kill_again_and_again(lambda: start("-c", LONG, data, tmp_path / "run"), path, 4)
+    assert start("-c", LONG, data, tmp_path / "run").wait() == 0
+    assert start("-c", LONG, data, tmp_path / "whole").wait() == 0
+    one, two = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("run", "whole"))
+    same(one["model"], two["model"])
