@@ -93,7 +93,7 @@ def proved(tmp_path_factory):
 def test_a_fault_is_found_warned_of_written_down_and_explained(name, proved):
     prover, call, chosen, warned, content = proved
     (record,) = content["records"].values()
-    known = prover.explain(call)[1][name]
+    known = prover.known(call)[name]
     about = [text for text in warned if text.startswith(f"{name} is not used for cpu, float32")]
     alone = prover.best_known(signature_of(call), size_class_of(call), (name,))
     if FAULTS[name]:

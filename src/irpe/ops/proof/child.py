@@ -86,12 +86,16 @@ class Child:
     def _start(self) -> subprocess.Popen[str]:
         paths = os.pathsep.join(path for path in sys.path if path)
         environment = {**os.environ, "PYTHONPATH": paths, **self._environment}
+        command = [sys.executable, "-P", "-W", "ignore", "-c", _START]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-P", "-W", "ignore", "-c", _START],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            text=True, env=environment,
-        )  # fmt: skip
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+                text=True, env=environment,
+            )  # fmt: skip
+        except OSError as error:
+            raise ChildLostError(f"no process for proofs: {error}", is_lasting=False) from None
+        self._process = process
         self._answers = answers = queue.Queue()
         threading.Thread(target=_read, args=(process.stdout, answers), daemon=True).start()
         try:
@@ -120,13 +124,16 @@ class Child:
         return f"{how}: {last[-300:]}" if last else how
 
     def _end(self) -> None:
+        streams: list[IO[str] | None] = [self._errors]
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            for stream in (self._process.stdin, self._process.stdout, self._errors):
+            streams += [self._process.stdin, self._process.stdout]
+        for stream in streams:
+            with suppress(OSError):  # what was not written yet cannot be: the process is gone
                 if stream is not None:
-                    _close(stream)
-        self._process = None
+                    stream.close()
+        self._process = self._errors = None
 
 
 def _read(stream: IO[str], answers: "queue.Queue[str]") -> None:
@@ -135,8 +142,3 @@ def _read(stream: IO[str], answers: "queue.Queue[str]") -> None:
         for line in stream:
             answers.put(line)
     answers.put("")
-
-
-def _close(stream: IO[str]) -> None:
-    with suppress(OSError):  # what was not written yet cannot be: the process is gone
-        stream.close()

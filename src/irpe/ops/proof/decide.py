@@ -42,10 +42,12 @@ class Candidate(NamedTuple):
     Args:
         name: Its name.
         module: What has its `supports` and `attention`: a module, or "module:class".
+        untimed: The dtypes in which it is taken where nothing may be timed; `None` for all.
     """
 
     name: str
     module: str
+    untimed: tuple[str, ...] | None = None
 
     def load(self) -> Implementation:
         """Returns the module."""
@@ -105,16 +107,19 @@ class Prover:
         self._warned = set[str]()
         self._lock = threading.RLock()
 
-    def choose(self, call: AttentionCall) -> str:
+    def choose(self, call: AttentionCall, may_prove: bool = True) -> str:
         """Returns the name of the implementation that a call takes.
 
-        What has not been proved yet is proved and timed now, if something can run.
+        Args:
+            call: The call.
+            may_prove: Whether what has not been proved yet is proved and timed now, where that is
+                possible; else the best that is known is taken.
         """
         able = self._able(call)
         if not able or _is_off():
             return self.fallback.name
         signature, size_class = signature_of(call), size_class_of(call)
-        if not _can_run(call):
+        if not may_prove or not _can_run(call):
             return self._traced_choice(tuple(signature), tuple(size_class), able)
         key = (signature, size_class, able, _is_timed())
         if key in self._chosen and self._collected is None:
@@ -130,14 +135,13 @@ class Prover:
         self.choices[_key(signature, size_class)] = name
         return name
 
-    def explain(self, call: AttentionCall) -> tuple[str, dict[str, str]]:
-        """Returns what would be chosen now, and what is known about each candidate."""
+    def known(self, call: AttentionCall) -> dict[str, str]:
+        """Returns what is known about each candidate that takes a call."""
         able = self._able(call)
         if _is_off():
-            return self.fallback.name, dict.fromkeys(able, "IRPE_PROOF=off")
+            return dict.fromkeys(able, "IRPE_PROOF=off")
         signature, size_class = signature_of(call), size_class_of(call)
-        name = self.best_known(signature, size_class, able)
-        return name, {other: self.describe(other, signature, size_class) for other in able}
+        return {name: self.describe(name, signature, size_class) for name in able}
 
     def prove(self, requests: Sequence[Request]) -> None:
         """Proves and times what is not known yet about some calls.
@@ -179,31 +183,47 @@ class Prover:
 
     def best_known(self, signature: Signature, size_class: SizeClass, able: tuple[str, ...]) -> str:
         """Returns what is best after all that is known: the fallback where nothing was proved."""
-        if str(signature) not in self._records and not _is_forced():
-            self._merge(VerdictFile(cache_directory()).read())
-        verdicts = self._records.get(str(signature), Record()).verdicts
+        verdicts = self._record(signature).verdicts
         proved = tuple(name for name in able if name in verdicts)
         name = self._pick(signature, size_class, proved)
-        return name or next(name for name in proved if verdicts[name].passed)
+        return name or self._without_times(signature, proved)
+
+    def seconds(self, signature: Signature, size_class: SizeClass) -> dict[str, float | None]:
+        """Returns the seconds of what was timed; `None` for what ran out of memory."""
+        return self._record(signature).seconds.get(str(size_class), {})
+
+    def _record(self, signature: Signature) -> Record:
+        name = str(signature)
+        if name not in self._records and not _is_forced():
+            self._merge(VerdictFile(cache_directory()).read())
+        return self._records.get(name, Record())
 
     def _pick(
         self, signature: Signature, size_class: SizeClass, able: tuple[str, ...]
     ) -> str | None:
         """Returns the fastest of the candidates that passed; `None` if that is not known yet."""
-        record = self._records.get(str(signature), Record())
-        if any(name not in record.verdicts for name in able):
+        verdicts = self._records.get(str(signature), Record()).verdicts
+        if any(name not in verdicts for name in able):
             return None
-        passed = [name for name in able if record.verdicts[name].passed]
-        names = [*passed, self.fallback.name]
+        names = [*(name for name in able if verdicts[name].passed), self.fallback.name]
         recorded = self.recorded.get(_key(signature, size_class))
         if recorded in names:
             return recorded
         if len(names) == 1 or not _is_timed():
-            return names[0]
-        seconds = record.seconds.get(str(size_class), {})
+            return self._without_times(signature, able)
+        seconds = self.seconds(signature, size_class)
         if any(name not in seconds for name in names):
             return None
         return min(names, key=lambda name: seconds[name] or float("inf"))
+
+    def _without_times(self, signature: Signature, able: tuple[str, ...]) -> str:
+        """Returns the first candidate that passed and needs no timing, or the fallback."""
+        verdicts = self._record(signature).verdicts
+        for name in able:
+            untimed = self.candidates[name].untimed
+            if verdicts[name].passed and (untimed is None or signature.dtype in untimed):
+                return name
+        return self.fallback.name
 
     def _able(self, call: AttentionCall) -> tuple[str, ...]:
         return tuple(n for n, each in self._implementations.items() if each.supports(call) is None)
@@ -285,8 +305,7 @@ class Prover:
 
     def describe(self, name: str, signature: Signature, size_class: SizeClass) -> str:
         """Returns what is known about a candidate: proved when, how well, how fast."""
-        record = self._records.get(str(signature), Record())
-        verdict = record.verdicts.get(name)
+        verdict = self._record(signature).verdicts.get(name)
         if verdict is None:
             return f"not proved on {signature.device} yet: the first call does that"
         if not verdict.passed:
@@ -295,7 +314,7 @@ class Prover:
             f"proved on {signature.device}, {verdict.date}: at most {verdict.worst:.2f} times "
             f"PyTorch's own error ({verdict.where})"
         )
-        seconds = record.seconds.get(str(size_class), {})
+        seconds = self.seconds(signature, size_class)
         names = [each for each in (name, self.fallback.name) if each in seconds]
         return "; ".join([text, *(f"{each} {_milliseconds(seconds[each])}" for each in names)])
 

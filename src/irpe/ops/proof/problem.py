@@ -46,13 +46,14 @@ class Problem(NamedTuple):
     def call(self) -> AttentionCall:
         """Returns the call."""
         parts, has_dropout = self.parts, self.signature.dropout
-        tables = (
+        query_tables, key_tables, value_tables, bias_tables = (
             tuple(part for name, part in parts.items() if name.startswith(f"{kind} table"))
             for kind in _KINDS
         )
         return AttentionCall(
             parts["q"], parts["k"], parts["v"], parts.get("table_q"), parts.get("table_k"),
-            parts.get("mask"), *tables, tuple(self.maps), self.signature.dim**-0.5,
+            parts.get("mask"), query_tables, key_tables, value_tables, bias_tables,
+            tuple(self.maps), self.signature.dim**-0.5,
             DROPOUT if has_dropout else 0.0, torch.tensor(_SEED) if has_dropout else None,
         )  # fmt: skip
 
@@ -68,7 +69,9 @@ class Problem(NamedTuple):
         """Returns the problem in inference with other values and value tables of zeros."""
         parts = {name: _copy(x.detach()) for name, x in self.parts.items()}
         zeros = {name: x.zero_() for name, x in parts.items() if name.startswith("value table")}
-        return self._replace(parts=parts | zeros | {"v": values.expand_as(parts["v"]).to(parts["v"])})
+        return self._replace(
+            parts=parts | zeros | {"v": values.expand_as(parts["v"]).to(parts["v"])}
+        )
 
 
 def _copy(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

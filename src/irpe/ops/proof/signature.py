@@ -109,9 +109,7 @@ def signature_of(call: AttentionCall) -> Signature:
         max(1, (sum(m.num_used_buckets for m in call.maps) - 1).bit_length()),
         _describe_mask(call.mask),
         "dropout" if call.dropout_p > 0 else "",
-        " and ".join(
-            name for name, x in (("q", call.table_q), ("k", call.table_k)) if x is not None
-        ),
+        _describe_rotation(call),
         "rectangular" if queries != keys else "square",
         "aligned" if queries % _ALIGNMENT == 0 and keys % _ALIGNMENT == 0 else "odd",
         _describe_layout(q),
