@@ -8,7 +8,8 @@ import torch
 from irpe import RPESpec, bucket_maps, rpe_attention
 from irpe.ops.choose import IMPLEMENTATIONS
 
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "triton"]  # see test_triton.py
+_FOR_GPUS = ("folded", "triton")  # see test_folded.py and test_triton.py
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in _FOR_GPUS]
 SPECS = [
     RPESpec(method, mode, targets, shared_heads=shared)
     for method in oracles.METHODS

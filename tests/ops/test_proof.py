@@ -1,5 +1,6 @@
 """A GPU proves the kernels itself: the same lines on the CPU, with planted candidates."""
 
+import copy
 import json
 import os
 import subprocess
@@ -9,24 +10,20 @@ import time
 import warnings
 from pathlib import Path
 
+import planted
 import pytest
 import torch
+from signatures import CPU, CROSS, call_of, prover_of
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from irpe import UserError, bucket_maps
+from irpe import UserError
 from irpe.ops.proof import verdicts
-from irpe.ops.proof.decide import Candidate, Prover
-from irpe.ops.proof.problem import Sizes, random_problem
-from irpe.ops.proof.signature import Signature, signature_of, size_class_of
+from irpe.ops.proof.judge import judge
+from irpe.ops.proof.prepare import prepare_model
+from irpe.ops.proof.signature import signature_of, size_class_of
 from irpe.ops.proof.verdicts import Record, Verdict, VerdictFile, cache_directory
-
-FALLBACK = Candidate("fast", "irpe.ops.impl.fast")
-CPU = torch.device("cpu")
-K = Signature(
-    device="cpu", dtype="float32", dim=16, query="", key="shared", value="", bias="", maps="1",
-    bits=6, mask="", dropout="", rotated="", shape="square", alignment="odd",
-    layout="heads first", tf32=False, training=True,
-)  # fmt: skip
+from irpe.profile.measure import peak_memory
 
 
 @pytest.fixture(autouse=True)
@@ -35,18 +32,6 @@ def cache(tmp_path, monkeypatch):
     for name in ("IRPE_PROOF", "IRPE_TUNE"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path / "cache"
-
-
-def prover_of(*names, **arguments):
-    candidates = [Candidate(name, f"planted:{name}") for name in names]
-    return Prover(candidates, FALLBACK, **arguments)
-
-
-def call_of(grid=(7, 14), batch=1, **changed):
-    maps = bucket_maps("product-contextual-k", grid)
-    tokens = grid[0] * grid[1]
-    sizes = Sizes(batch, 2, tokens, tokens)
-    return random_problem(K._replace(**changed), sizes, maps, CPU).call()
 
 
 def content_of(cache):
@@ -350,3 +335,90 @@ def test_the_program_is_left_as_it_was(monkeypatch):
         assert torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("is_dynamic", [False, True])
+def test_a_compiler_sees_what_is_known(is_dynamic, cache, monkeypatch):
+    forbid_proofs(monkeypatch)
+    prover, call = prover_of("Right"), call_of()
+
+    def compute(call):
+        return call.q * (2 if prover.choose(call) == "Right" else 1)
+
+    for factor in (1, 2):
+        torch._dynamo.reset()
+        compiled = torch.compile(compute, backend="aot_eager", fullgraph=True, dynamic=is_dynamic)
+        assert torch.equal(compiled(call), call.q * factor)
+        knows(cache, "Right")
+
+
+def test_a_model_is_prepared_and_left_as_it_was(cache):
+    """Two sizes of attention, in training and evaluation: four signatures and size classes."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.BatchNorm1d(16)
+            self.drop = nn.Dropout()
+
+        def forward(self, images):
+            x = self.drop(self.norm(images))
+            for grid in ((7, 14), (3, 5)):
+                call = call_of(grid, training=torch.is_grad_enabled())
+                assert prover.choose(call) == "fast"  # nothing is proved while it runs
+            return x
+
+    prover, model = prover_of("Right", "WrongGradient"), Model().eval()
+    torch.manual_seed(0)
+    before, state = torch.get_rng_state(), copy.deepcopy(model.state_dict())
+    with pytest.warns(UserWarning, match="WrongGradient is not used") as warned:
+        found = prepare_model(prover, model, torch.randn(8, 16, generator=torch.Generator()))
+    assert len(warned) == 1  # of training at both sizes; a forward pass alone is right
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(x, state[name]) for name, x in model.state_dict().items())
+    assert not model.training
+    assert len(found.choices) == 4
+    for call, name in found.choices.items():
+        assert name != "WrongGradient" or "inference" in call
+        assert "proved on cpu" in found.known[call]["Right"]
+    forbidden = pytest.MonkeyPatch()
+    forbid_proofs(forbidden)
+    assert prover_of("Right").choose(call_of()) in ("Right", "fast")
+    forbidden.undo()
+    assert str(found).splitlines()[1].startswith("  Right: proved on cpu")
+    nothing = prepare_model(prover, nn.Linear(2, 2), torch.zeros(1, 2))
+    assert str(nothing) == "nothing to prove: no call of this model has a candidate on its device"
+
+
+RANKS = """
+import subprocess, sys
+sys.path[:0] = {paths!r}
+import torch.distributed as dist
+from signatures import call_of, prover_of
+dist.init_process_group("gloo")
+started, popen = [], subprocess.Popen
+subprocess.Popen = lambda *a, **k: started.append(1) or popen(*a, **k)
+name = prover_of("Right", "Slow").choose(call_of())
+found = [None] * 2
+dist.all_gather_object(found, (len(started), name))
+if dist.get_rank() == 0:
+    print("found", sorted(n for n, _ in found), len({{name for _, name in found}}))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_prove_once_and_choose_the_same(tmp_path):
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS.format(paths=sys.path))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2"]
+    command += ["--master_addr=127.0.0.1", "--master_port=0", "--rdzv_backend=c10d"]
+    command += ["--rdzv_endpoint=127.0.0.1:0", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "found [0, 1] 1" in done.stdout
+
+
+def test_proofs_need_little_memory():
+    """Less than 50 MB beside what PyTorch itself takes, for the largest signature."""
+    large = CROSS._replace(dim=128, query="heads", key="heads", value="heads", maps="2", bits=8)
+    assert peak_memory(lambda: judge(planted.Right, large, CPU)) < 50e6
