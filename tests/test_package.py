@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 HEAVY = [
     "torch._dynamo", "torch._inductor", "timm", "transformers", "torchvision", "accelerate",
-    "matplotlib", "scipy", "onnx", "onnxruntime", "typer", "rich",
+    "matplotlib", "scipy", "onnx", "onnxruntime", "rich",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 EXTRAS = {
     "cli": """
 import subprocess, sys
-subprocess.run([sys.executable, "-m", "irpe", "train", "--list"], check=True)
+subprocess.run([sys.executable, "-m", "irpe", "train", "--help"], check=True)
 """,
     "timm": """
 import timm, torch, irpe

@@ -5,18 +5,17 @@ The reference of the commands, the explorer, and formulas that a browser shows w
 MkDocs calls the functions whose names begin with `on_` (`hooks:` in mkdocs.yml).
 """
 
+import io
 import re
-from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
-from typing import Any
 
-import typer
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from irpe.cli.app import app, use_words
+from irpe.cli.main import COMMANDS, FIGURES, understand
 from irpe.viz.explorer import explorer_page
 
 _CODE_OR_FORMULA = re.compile(
@@ -65,43 +64,16 @@ def _as_mathml(latex: str, is_block: bool) -> str:
 
 
 def commands_page() -> str:
-    """Returns every command with its options, as Markdown."""
-    use_words()
-    root: Any = typer.main.get_command(app)
-    return "\n".join([_TITLE, *_describe_all("irpe", root.commands)])
+    """Returns the help of every command, and of one recipe of each task, as Markdown."""
+    words = [[name] for name in COMMANDS if name != "show"]
+    words += [["train", name] for name in ("laptop", "detr_small", "seg_small")]
+    words += [["show", name] for name in FIGURES]
+    return "\n".join([_TITLE, *map(_help_of, sorted(words))])
 
 
-def _describe_all(parent: str, commands: dict[str, Any]) -> Iterator[str]:
-    for name, command in commands.items():
-        full_name = f"{parent} {name}"
-        yield f"## `{full_name}`\n\n{command.help}\n"
-        yield _option_table(command.params)
-        if command.epilog:
-            yield command.epilog
-        yield from _describe_all(full_name, getattr(command, "commands", {}))
-
-
-def _option_table(parameters: Iterable[Any]) -> str:
-    """Returns one table of a command's options, the panels of its help one after another."""
-    panels: dict[str, list[str]] = {}
-    for parameter in parameters:
-        if parameter.name != "help":
-            panel = getattr(parameter, "rich_help_panel", None) or "Options"
-            panels.setdefault(panel, []).append(_option_row(parameter))
-    lines = ["| | |", "| --- | --- |"]
-    for panel, rows in panels.items():
-        lines += [f"| **{panel}** | |", *rows]
-    return "\n".join([*lines, ""]) if panels else ""
-
-
-def _option_row(parameter: Any) -> str:
-    names = [*parameter.opts, *parameter.secondary_opts]
-    if parameter.param_type_name == "argument":
-        names = [parameter.name.upper()]
-    kind = parameter.display_type(None)
-    shown = ", ".join(f"`{name} {kind}`" if kind else f"`{name}`" for name in names)
-    text = (getattr(parameter, "help", None) or "").replace("|", "\\|")
-    default = parameter.default
-    if isinstance(default, int | float | str) and not isinstance(default, bool) and default != "":
-        text += f" Default: {default}."
-    return f"| {shown} | {text} |"
+def _help_of(words: list[str]) -> str:
+    text = io.StringIO()
+    with redirect_stdout(text), suppress(SystemExit):
+        understand([*words, "--help"])
+    name = " ".join(["irpe", *words])
+    return f"## `{name}`\n\n```text\n{text.getvalue()}```\n"

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
     from irpe.relative.make_relative import make_relative
     from irpe.relative.probe import position_probe
+    from irpe.relative.recalibrate import recalibrate
 
     __version__: str
 
@@ -60,6 +61,7 @@ __all__ = [
     "parameter_groups",
     "parse_encoding",
     "position_probe",
+    "recalibrate",
     "register_host",
     "rpe_attention",
     "rpe_attention_weights",
@@ -94,6 +96,7 @@ _SOURCES = {
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
     "irpe.relative.make_relative": ("make_relative",),
     "irpe.relative.probe": ("position_probe",),
+    "irpe.relative.recalibrate": ("recalibrate",),
 }
 _load, __dir__ = lazy_names("irpe", _SOURCES)
 

@@ -27,3 +27,23 @@ class MissingFileError(UserError, FileNotFoundError):
 
 class MissingExtraError(UserError, ModuleNotFoundError):
     """A library that is not installed; the message names the extra that brings it."""
+
+
+class UserFileError(UserError, OSError):
+    """A file, folder or device that cannot be used for what it is named for."""
+
+
+class FolderError(UserError, IsADirectoryError):
+    """A folder where a file is meant."""
+
+
+class TakenPathError(UserError, FileExistsError):
+    """A path where something else is, which is not replaced."""
+
+
+class NotFiniteError(UserError, FloatingPointError):
+    """A loss or weights that are not finite any more."""
+
+
+class UserStateError(UserError, RuntimeError):
+    """Something that was done before does not allow this: a run that diverged, for example."""

@@ -15,7 +15,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from irpe.errors import MissingFileError, UserError
+from irpe.errors import FolderError, MissingFileError, UserError, UserFileError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -247,10 +247,12 @@ def check_writable(path: Path) -> None:
 def _target(path: Path) -> Path:
     """Returns the file to replace: the path, or what it links to if that is a regular file."""
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file")
+        raise FolderError(f"{path} is a folder: name a file")
     target = Path(os.path.realpath(path))
     if not path.is_file() and (path.exists() or target.is_symlink()):
-        raise OSError(f"{path} is a device, a FIFO, a socket or a link to itself: name a file")
+        raise UserFileError(
+            f"{path} is a device, a FIFO, a socket or a link to itself: name a file"
+        )
     folder = target.parent if path.is_symlink() else path.parent
     if not folder.is_dir():
         raise MissingFileError(f"the folder {folder} does not exist: make it first")

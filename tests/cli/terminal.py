@@ -23,10 +23,12 @@ def irpe(*arguments, cwd):
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(cwd)
         patch.setenv("COLUMNS", "80")
-        patch.setattr(sys, "argv", ["irpe", *arguments])
-        with pytest.raises(SystemExit) as end:
+        patch.setattr(sys, "argv", ["irpe", *map(str, arguments)])
+        code = None
+        try:
             main()
-    code = end.value.code
+        except SystemExit as end:
+            code = end.code
     if isinstance(code, str):
         return Done(1, out.getvalue(), err.getvalue() + code)
     return Done(code or 0, out.getvalue(), err.getvalue())

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from cli.terminal import irpe
 
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 
-from irpe.cli.app import app
+
 from irpe.core.encodings import NAMES
 from irpe.profile.catalogue import catalogue
 from irpe.profile.cost import count
@@ -16,9 +16,9 @@ DEIT_S = "deit_small_patch16_224"
 
 
 def ask(*arguments):
-    done = CliRunner().invoke(app, [*arguments], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.output
+    done = irpe(*arguments, cwd=".")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_every_encoding_is_listed_within_80_columns():
@@ -26,7 +26,7 @@ def test_every_encoding_is_listed_within_80_columns():
     first_words = {line.split()[0] for line in output.splitlines() if line}
     assert {*NAMES, "product-contextual-qkv", "cross-contextual-k"} <= first_words
     assert max(map(len, output.splitlines())) < 80
-    listed = json.loads(ask("encodings", "--format", "json"))["rows"]
+    listed = json.loads(ask("encodings", "--json"))["rows"]
     assert [entry["encoding"] for entry in listed] == [entry.encoding for entry in catalogue()]
     starred = {line.split()[0] for line in output.splitlines() if line.split()[1:2] == ["*"]}
     assert starred == {"cpvt", "rope-axial", "rope-mixed", "alibi-2d"}
@@ -55,10 +55,20 @@ def test_families_and_single_models():
 
 
 def test_a_command_of_an_answer_can_be_pasted():
-    from irpe.cli.ablate import _item
+    from irpe.cli.commands.ablate import _item
 
     command = (
         "Next: irpe train laptop_64 --data cats --encoding product-contextual-k --absolute none"
     )
     assert _item(command) == [f"- {command}"]
     assert max(map(len, _item("Images as they are: keep absolute. " * 4))) <= 80
+
+
+def test_models_of_transformers_by_their_types():
+    pytest.importorskip("transformers", reason="needs the extra 'transformers'")
+    told = json.loads(ask("models", "vit", "swin", "bert", "--json"))
+    assert told["vit"]["supported"]
+    assert told["swin"]["supported"]
+    assert not told["bert"]["supported"]
+    done = irpe("models", "vitt", cwd=".")
+    assert (done.returncode, "'vitt'" in done.stderr) == (1, True)

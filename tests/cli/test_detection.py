@@ -16,9 +16,10 @@ from irpe.train.runs import read_metrics
 pytest.importorskip("transformers", reason="needs the extra 'transformers'")
 
 LITTLE = [
-    "--backbone", "resnet10t", "--backbone-weights", "none", "--model-args",
-    json.dumps(CONFIG.model_args), "--val-split", "train", "--epochs", "1", "--low-lr-epochs", "0",
-    "--batch-size", "4", "--short-side", "96", "--min-short-side", "64", "--workers", "0",
+    "--set", "backbone=resnet10t", "--set", "backbone_weights=none", "--model-args",
+    json.dumps(CONFIG.model_args), "--set", "val_split=train", "--epochs", "1",
+    "--set", "low_lr_epochs=0",
+    "--batch-size", "4", "--set", "short_side=96", "--set", "min_short_side=64", "--workers", "0",
 ]  # fmt: skip
 
 
@@ -108,12 +109,12 @@ def test_a_model_somewhere_else_needs_data(run, tmp_path):
         (["train", "detr_r50"], "data is missing"),
         (["train", "detr_r50", "--data", "nowhere"], "'nowhere' is not a folder"),
         (
-            ["train", "detr_r50", "--mixup", "0.8"],
-            "--mixup is for classification, and the recipe for detection",
+            ["train", "detr_r50", "--set", "mixup=0.8"],
+            "setting 'mixup' is not one of",
         ),
         (
-            ["train", "laptop", "--limit", "3"],
-            "--limit is for detection and segmentation, and the recipe for",
+            ["train", "laptop", "--set", "limit=3"],
+            "setting 'limit' is not one of",
         ),
         (["train", "detr_r50", "--data", "scenes"], "has no split 'val'"),
         (["ablate", "--recipe", "detr_small"], "recipe 'detr_small' is not one of"),
@@ -149,7 +150,14 @@ def test_a_run_goes_on_without_the_weights_that_its_backbone_came_with(run, tmp_
     config = frozen(run / "scenes")
     weights = tmp_path / "backbone.pth"
     shutil.copy(config.backbone_weights, weights)
-    own = ["--backbone-weights", str(weights), "--backbone-lr", "0", "--cached-versions", "1"]
+    own = [
+        "--set",
+        f"backbone_weights={weights}",
+        "--set",
+        "backbone_lr=0",
+        "--set",
+        "cached_versions=1",
+    ]
     options = [*LITTLE, *own, "--epochs", "2", "-o", str(tmp_path / "run")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("IRPE_FEATURE_CACHE", str(tmp_path / "cache"))

@@ -1,6 +1,8 @@
 """The program as a whole: help, version, errors."""
 
+import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,11 +15,14 @@ import torch
 from cli.terminal import irpe
 from train.processes import start
 
-from irpe.cli.main import main
+from irpe.cli.main import COMMANDS, FIGURES, main
+from irpe.errors import UserError
 from irpe.extras import require
+from irpe.recipes import RECIPES
 
-pytest.importorskip("typer", reason="needs the extra 'cli'")
+pytest.importorskip("rich", reason="needs the extra 'cli'")
 
+WORK = "irpe.profile.catalogue.catalogue"  # what `irpe encodings` calls
 
 VERSION = """
 import runpy, sys
@@ -42,13 +47,15 @@ def test_the_program_leaves_its_process_group(tmp_path, monkeypatch):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
     )
-    with pytest.raises(SystemExit):
-        main()
+    main()
     assert not torch.distributed.is_initialized()
 
 
 def test_no_arguments_show_the_help(tmp_path):
-    assert "Usage: irpe" in irpe(cwd=tmp_path).stdout
+    lines = irpe(cwd=tmp_path).stdout.splitlines()
+    assert lines[0].startswith("usage: irpe ")
+    assert {*COMMANDS} <= {line.split()[0] for line in lines if line.startswith("  ")}
+    assert irpe("--help", cwd=tmp_path).stdout.splitlines() == lines
 
 
 def test_a_missing_package_is_asked_for_by_its_extra():
@@ -56,12 +63,47 @@ def test_a_missing_package_is_asked_for_by_its_extra():
         require("no_such_package_at_all", "viz")
 
 
-def test_what_a_user_can_mend_is_one_line_and_1(tmp_path):
-    done = irpe("train", "no_such_recipe", cwd=tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.startswith("irpe: recipe 'no_such_recipe'")
-    assert "\n" not in done.stderr
-    assert irpe("train", "--no-such-option", cwd=tmp_path).returncode == 2
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        ("train no_such_recipe", 1, "'no_such_recipe'"),
+        ("train laptop --set epochs=0", 1, "epochs = 0"),
+        ("train laptop --set min_l=1", 1, "did you mean 'min_lr'"),
+        ("train laptop --set min_lr=x", 1, "'x'"),
+        ("train laptop --set min_lr", 1, "NAME=VALUE"),
+        ("train laptop --epochs 2 --set epochs=2", 1, "epochs is given twice"),
+        ("nonsense", 2, "'nonsense'"),
+        ("show wieghts", 2, "'weights'"),
+        ("train --no-such-option", 2, "--no-such-option"),
+        ("train --epoch 3 laptop", 2, "'--epochs'"),
+        ("train laptop --min-lr 1", 2, "--set min_lr="),
+        ("train detr_small --image-size 9", 2, "--image-size"),
+        ("train laptop laptop_64", 2, "'laptop_64'"),
+        ("train laptop --epochs x", 2, "'x'"),
+        ("train laptop --model-args {", 2, "'{'"),
+        ("ablate --encoding shaw", 2, "--encoding"),
+        ("ablate --set seed=3", 1, "'seed'"),
+        ("eval", 2, "PATH"),
+    ],
+)
+def test_wrong_words_are_one_line_that_names_them(tmp_path, words, code, named):
+    done = irpe(*words.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith("irpe")
+    assert named in done.stderr
+    assert "\n" not in done.stderr.rstrip("\n")
+
+
+def user_errors(error=UserError):
+    """The class and all below it."""
+    return [error, *(each for below in error.__subclasses__() for each in user_errors(below))]
+
+
+@pytest.mark.parametrize("error", user_errors())
+def test_every_error_that_a_user_can_mend_is_one_line_and_1(tmp_path, monkeypatch, error):
+    monkeypatch.setattr(WORK, failing(error("write\n 7")))
+    done = irpe("encodings", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "irpe: write 7")
 
 
 def failing(error):
@@ -81,43 +123,44 @@ def a_bug_with_a_value_error():
 
 @pytest.mark.parametrize("bug", [a_bug, a_bug_with_a_value_error])
 def test_a_defect_is_one_line_that_says_so_and_70(tmp_path, monkeypatch, bug):
-    monkeypatch.setattr("irpe.cli.train._print_recipes", bug)
-    done = irpe("train", "--list", cwd=tmp_path)
+    monkeypatch.setattr(WORK, bug)
+    done = irpe("encodings", "--json", cwd=tmp_path)
     assert done.returncode == 70
     assert "internal error" in done.stderr
     assert "--debug" in done.stderr
     assert done.stderr.count("\n") == 1
-    for arguments in (("--debug", "train", "--list"), ("train", "--list", "--debug")):
+    for arguments in (("--debug", "encodings", "--json"), ("encodings", "--json", "--debug")):
         shown = irpe(*arguments, cwd=tmp_path)
         assert shown.returncode == 70
         assert f"in {bug.__name__}" in shown.stderr
 
 
 def test_a_value_error_of_another_library_is_a_defect(tmp_path, monkeypatch):
-    monkeypatch.setattr("irpe.cli.train._print_recipes", failing(ValueError("not checked by us")))
-    assert irpe("train", "--list", cwd=tmp_path).returncode == 70
+    monkeypatch.setattr(WORK, failing(ValueError("not checked by us")))
+    assert irpe("encodings", "--json", cwd=tmp_path).returncode == 70
 
 
 def test_no_memory_is_not_a_defect(tmp_path, monkeypatch):
-    monkeypatch.setattr("irpe.cli.train._print_recipes", failing(MemoryError()))
-    done = irpe("train", "--list", cwd=tmp_path)
+    monkeypatch.setattr(WORK, failing(MemoryError()))
+    done = irpe("encodings", "--json", cwd=tmp_path)
     assert (done.returncode, done.stderr[:19]) == (1, "irpe: out of memory")
 
 
 def test_ctrl_c_is_130(tmp_path, monkeypatch):
-    monkeypatch.setattr("irpe.cli.train._print_recipes", failing(KeyboardInterrupt()))
-    assert irpe("train", "--list", cwd=tmp_path).returncode == 130
+    monkeypatch.setattr(WORK, failing(KeyboardInterrupt()))
+    assert irpe("encodings", "--json", cwd=tmp_path).returncode == 130
 
 
 def test_a_warning_is_one_line(tmp_path, monkeypatch):
     def warn():
         warnings.warn("the file\n has no checksum", stacklevel=2)
+        return []
 
-    monkeypatch.setattr("irpe.cli.train._print_recipes", warn)
+    monkeypatch.setattr(WORK, warn)
     before = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        done = irpe("train", "--list", cwd=tmp_path)
+        done = irpe("encodings", "--json", cwd=tmp_path)
         assert warnings.showwarning is before
     assert (done.returncode, done.stderr) == (0, "warning: the file has no checksum\n")
 
@@ -126,17 +169,17 @@ LOST = "[/build/gloo/transport/tcp/pair.cc:5] Connection reset by peer. GLHF!"
 
 
 def test_a_lost_process_is_not_a_defect(tmp_path, monkeypatch):
-    monkeypatch.setattr("irpe.cli.train._print_recipes", failing(RuntimeError(LOST)))
-    done = irpe("train", "--list", cwd=tmp_path)
+    monkeypatch.setattr(WORK, failing(RuntimeError(LOST)))
+    done = irpe("encodings", "--json", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("irpe: another process of this run ended, cannot be reached")
     assert "IRPE_TIMEOUT (Connection reset by peer): see" in done.stderr
 
 
 def test_sigterm_is_143(tmp_path, monkeypatch):
-    monkeypatch.setattr("irpe.cli.train._print_recipes", lambda: os.kill(os.getpid(), SIGTERM))
+    monkeypatch.setattr(WORK, lambda: os.kill(os.getpid(), SIGTERM) or [])
     before = signal.getsignal(SIGTERM)
-    assert irpe("train", "--list", cwd=tmp_path).returncode == 143
+    assert irpe("encodings", "--json", cwd=tmp_path).returncode == 143
     assert signal.getsignal(SIGTERM) is before
 
 
@@ -150,9 +193,9 @@ def test_sigterm_in_a_callback_that_loses_exceptions_is_143(tmp_path, monkeypatc
         del left
         time.sleep(60)
 
-    monkeypatch.setattr("irpe.cli.train._print_recipes", leave)
+    monkeypatch.setattr(WORK, leave)
     before = sys.unraisablehook
-    assert irpe("train", "--list", cwd=tmp_path).returncode == 143
+    assert irpe("encodings", "--json", cwd=tmp_path).returncode == 143
     assert sys.unraisablehook is before
 
 
@@ -177,7 +220,10 @@ def test_output_that_cannot_be_written_is_an_error(tmp_path):
     assert said == "irpe: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("arguments", ["--version", "ablate --help", "show weights -h", "nonsense"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["--version", "ablate --help", "train laptop --help", "show weights -h", "nonsense"],
+)
 def test_answers_that_need_no_torch_do_not_load_it(arguments):
     script = (
         "import sys; from irpe.cli.main import main; sys.argv[0] = 'irpe'\n"
@@ -187,3 +233,29 @@ def test_answers_that_need_no_torch_do_not_load_it(arguments):
         [sys.executable, "-c", script, *arguments.split()], capture_output=True, text=True
     )
     assert done.stdout.splitlines()[-1] == "False False", done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [*COMMANDS, *(f"show {figure}" for figure in FIGURES), *(f"train {r}" for r in RECIPES)],
+)
+def test_help_fits_the_terminal_and_has_examples_that_are_understood(tmp_path, words):
+    done = irpe(*words.split(), "--help", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert lines[0].startswith(f"usage: irpe {words.split()[0]}")
+    assert max(map(len, lines)) <= 80
+    assert len(lines) <= 80
+
+
+def test_the_help_of_a_recipe_has_its_own_values_and_of_each_setting_one_way(tmp_path):
+    help_of = {name: irpe("train", name, "--help", cwd=tmp_path).stdout for name in RECIPES}
+    for name, recipe in RECIPES.items():
+        text = " ".join(help_of[name].split())
+        assert f"[{recipe().epochs}]." in text
+        assert f"[{recipe().lr}]." in text
+        for field in dataclasses.fields(recipe()):
+            flag = "--" + field.name.replace("_", "-") + " "
+            listed = re.findall(r"\w+", text.partition("--set NAME=VALUE")[2])
+            ways = (flag in text) + (field.name in listed)
+            assert ways == bool(field.metadata), field.name

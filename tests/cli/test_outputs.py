@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("typer", reason="needs the extra 'cli'")
+pytest.importorskip("rich", reason="needs the extra 'cli'")
 
 from irpe.cli.outputs import check_output
 from irpe.recipes import RECIPES

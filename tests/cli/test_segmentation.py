@@ -8,12 +8,12 @@ from cli.terminal import irpe
 from PIL import Image
 from train.streets import CLASSES, CONFIG, SEGFORMER, VOID, make_streets, train
 
-from irpe.cli.app import app
 from irpe.cli.evaluate_pixels import _class_lines
+from irpe.cli.main import understand
 
 LITTLE = [
-    "--model-args", json.dumps(CONFIG.model_args), "--ignore-label", str(VOID), "--crop-height",
-    "16", "--crop-width", "32", "--epochs", "1",
+    "--model-args", json.dumps(CONFIG.model_args), "--set", f"ignore_label={VOID}", "--set",
+    "crop_height=16", "--set", "crop_width=32", "--epochs", "1",
 ]  # fmt: skip
 
 
@@ -21,7 +21,8 @@ def call(folder, *arguments):
     """Calls a command in this process, and returns nothing: it raises where it fails."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        app([str(argument) for argument in arguments], standalone_mode=False)
+        command, values = understand([str(argument) for argument in arguments])
+        command(**values)
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_pictures(folder, tmp_path, capsys):
 def test_a_segformer_is_trained_evaluated_and_looked_at(folder, tmp_path):
     """Its keys are pooled: most of its attentions are on two grids."""
     commands = (
-        ["train", "seg_small", "--data", "streets", *LITTLE[2:], "--model", "segformer",
+        ["train", "seg_small", "--data", "streets", *LITTLE[2:], "--set", "model=segformer",
          "--model-args", json.dumps(SEGFORMER.model_args), "--encoding", "product-contextual-k",
          "-o", "segformer"],
         ["eval", "segformer", "--scale", "1.5"],
@@ -147,20 +148,20 @@ def test_scores_by_size_are_those_of_the_evaluation(folder, tmp_path, capsys):
             "data is missing: a folder of images with label maps",
         ),
         (
-            ["train", "seg_small", "--mixup", "0.1"],
-            "--mixup is for classification, and the recipe for segmentation",
+            ["train", "seg_small", "--set", "mixup=0.1"],
+            "setting 'mixup'",
         ),
         (
-            ["train", "seg_cityscapes", "--model", "segformer"],
-            "--head 'upsampling' is for models of timm: .* leave it out or set it to none",
+            ["train", "seg_cityscapes", "--set", "model=segformer"],
+            "head 'upsampling'",
         ),
         (
-            ["train", "seg_small", "--model", "upernet", "--model-args", "{}"],
-            "--model-args {}: upernet needs a backbone of transformers, for example",
+            ["train", "seg_small", "--set", "model=upernet", "--model-args", "{}"],
+            "model_args {}",
         ),
         (
-            ["train", "laptop", "--sliding"],
-            "--sliding is for segmentation, and the recipe for classification",
+            ["train", "laptop", "--set", "sliding=true"],
+            "setting 'sliding'",
         ),
         (["ablate", "--recipe", "seg_small", "--grid", "7"], "--grid 7 is for square images"),
     ],

@@ -32,12 +32,12 @@ WRONG = [
     ["eval", "nowhere", "--workers", "-1"], ["convert"], ["convert", "nowhere", "-o", "x"],
     ["convert", ".", "-o", "x"], ["convert", "/dev/null", "-o", "x"],
     ["profile", "no_such_model"], ["profile", "resnet18"], ["profile", "--rounds", "-1"],
-    ["profile", "--batch", "0"], ["profile", "--resolution", "0"],
-    ["profile", "--resolution", "-16"],
-    ["profile", "--resolution", "16000000"],
-    ["profile", "--format", "xml"], ["profile", "-o", "no/such/folder.md"],
-    ["profile", "-e", "product-contextual-k@1e9", "--rounds", "0"],
-    ["show"], ["show", "nothing"], ["show", "buckets", "--grid", "1000000x1000000"],
+    ["profile", "--batch-size", "0"], ["profile", "--image-size", "0"],
+    ["profile", "--image-size", "-16"],
+    ["profile", "--image-size", "16000000"],
+    ["profile", "--format", "json"],
+    ["profile", "--encoding", "product-contextual-k@1e9", "--rounds", "0"],
+    ["show", "nothing"], ["show", "buckets", "--grid", "1000000x1000000"],
     ["show", "buckets", "--grid", "0x4"], ["show", "buckets", "--grid", "4"],
     ["show", "buckets", "--prefix", "-1"], ["show", "buckets", "--prefix", "1000000000"],
     ["show", "buckets", "--at", "99,99"], ["show", "buckets", "-o", "x.txt"],
@@ -45,31 +45,38 @@ WRONG = [
     ["show", "buckets", "-o", "no/such/x.png"], ["show", "index", "--index", "clip3"],
     ["show", "index", "--index", "nan"], ["show", "index", "--clip", "-1"],
     ["show", "weights", "nowhere"], ["show", "attention", "."], ["show", "tables", "/dev/null"],
-    ["show", "locality", "nowhere"], ["show", "explorer", "-o", "x.png"],
-    ["show", "explorer", "--image", "x.png"], ["show", "training", "nowhere"],
+    ["show", "locality", "nowhere"], ["explore", "-o", "x.png"],
+    ["explore", "--image", "x.png"], ["show", "training", "nowhere"],
     ["show", "training", "."], ["show", "robustness", "nowhere"], ["show", "robustness", "."],
     ["show", "cost", "--resolutions", "0"], ["show", "cost", "--resolutions", "a"],
-    ["show", "cost", "-e", "nothing"], ["ablate", "--data", "nowhere"], ["ablate", "--table", "9"],
+    ["show", "cost", "--encoding", "nothing"], ["ablate", "--data", "nowhere"],
+    ["ablate", "--table", "9"],
     ["ablate", "--seeds", "0"], ["ablate", "--grid", "5"], ["ablate", "--row", "x"],
     ["train", "--resume", "nowhere"], ["train", "--resume", "."],
-    ["train", "laptop", "--resume", "."], ["train", "laptop", "--root", "x"],
-    ["train", "laptop", "--auto-augment", "rand-mfoo"], ["train", "laptop", "--optimizer", "x"],
-    ["train", "laptop", "--builtin-bias", "drop"], ["train", "laptop", "--precision", "int8"],
-    ["train", "laptop", "-o", "/proc/x"], ["train", "laptop", "--model", "resnet18"],
-    ["train", "laptop", "--model", "resnet18", "--encoding", "product-contextual-k"],
+    ["train", "laptop", "--resume", "."], ["train", "laptop", "--set", "root=x"],
+    ["train", "laptop", "--set", "auto_augment=rand-mfoo"],
+    ["train", "laptop", "--set", "optimizer=x"],
+    ["train", "laptop", "--set", "builtin_bias=drop"], ["train", "laptop", "--precision", "int8"],
+    ["train", "laptop", "-o", "/proc/x"], ["train", "laptop", "--set", "model=resnet18"],
+    ["train", "laptop", "--set", "model=resnet18", "--encoding", "product-contextual-k"],
     ["train", "laptop", "--encoding", "product-contextual-k@1e9"],
     ["train", "detr_small", "--data", "."], ["train", "detr_small", "--data", "nowhere"],
 ]  # fmt: skip
 
 # Each takes one more argument of HOSTILE; all fail, since the data or the model is not there.
-FIELDS = [
-    "encoding", "absolute", "model", "model-args", "initial", "epochs", "batch-size", "lr",
-    "weight-decay", "seed", "workers", "image-size", "channels", "crop", "holdout", "mixup",
-    "auto-augment", "min-scale", "drop-path", "device-batch-size", "warmup-epochs", "flip",
-    "ema-decay", "output", "root", "max-broken", "label-smoothing", "color-jitter",
+OPTIONS = [
+    "encoding", "absolute", "model-args", "initial", "epochs", "batch-size", "lr", "seed",
+    "workers", "image-size", "holdout", "warmup-epochs", "output",
+]  # fmt: skip
+SET = [
+    "model", "weight_decay", "channels", "crop", "mixup", "auto_augment", "min_scale", "drop_path",
+    "device_batch_size", "flip", "ema_decay", "root", "max_broken", "label_smoothing",
+    "color_jitter", "compile",
 ]  # fmt: skip
 PREFIXES = [
-    *(["train", "laptop", "--data", "nowhere", f"--{name}"] for name in FIELDS),
+    *(["train", "laptop", "--data", "nowhere", f"--{name}"] for name in OPTIONS),
+    *(["train", "laptop", "--data", "nowhere", "--set", f"{name}="] for name in SET),
+    ["train", "laptop", "--data", "nowhere", "--set"],
     *(["ablate", "--data", "nowhere", f"--{name}"] for name in ("seeds", "row", "table", "grid")),
     *(["eval", "nowhere", f"--{name}"] for name in ("data", "root", "batch-size", "precision")),
     ["train", "--resume"],
@@ -78,8 +85,8 @@ PREFIXES = [
     ["show", "tables", "nowhere", "--block"],
     ["show", "attention", "nowhere", "--patch"],
     ["show", "robustness", "nowhere", "--sizes"],
-    ["profile", "no_such_model", "-e"],
-    ["profile", "no_such_model", "--resolution"],
+    ["profile", "no_such_model", "--encoding"],
+    ["profile", "no_such_model", "--image-size"],
     ["profile", "no_such_model", "--resolutions"],
     ["show", "buckets", "--at", "99,99", "--grid"],
 ]
@@ -129,11 +136,17 @@ class Server:
         self.process.stdout.close()
 
 
+def _add(prefix, value):
+    """The words of a command with one more, or with its last one completed."""
+    is_open = prefix[-1].endswith("=")
+    return [*prefix[:-1], prefix[-1] + value] if is_open else [*prefix, value]
+
+
 def cases(seed, count, server):
     """Yields `count` commands: the listed ones first, then random ones."""
     listed = [list(arguments) for arguments in WRONG]
     random = np.random.default_rng(seed)
-    pairs = [[*prefix, value] for prefix in PREFIXES for value in HOSTILE if "\0" not in value]
+    pairs = [_add(prefix, value) for prefix in PREFIXES for value in HOSTILE if "\0" not in value]
     drawn = [pairs[k] for k in random.permutation(len(pairs))]
     for arguments in [*(listed[k] for k in random.permutation(len(listed))), *drawn][:count]:
         name = " ".join(argument[:60] for argument in arguments)

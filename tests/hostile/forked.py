@@ -15,7 +15,7 @@ def serve():
     import torch
 
     import irpe.adapters.hosts.timm
-    import irpe.cli.app
+    import irpe.cli.commands.train
     import irpe.cli.main
     import irpe.train.engine
     import irpe.train.runs

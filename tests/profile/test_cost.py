@@ -9,7 +9,6 @@ from irpe.profile.cost import count, create, input_size, measure_costs
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.measure import interleaved, peak_memory
 from irpe.profile.resolutions import extra_macs_by_resolution
-from irpe.progress import NoProgress
 
 TINY = "deit_tiny_patch16_224"
 
@@ -23,21 +22,11 @@ def test_counting_without_computing_is_counting():
     assert counted.formula_macs == layers * 3 * tokens * width * min(17, 50)
 
 
-class Watch(NoProgress):
-    def __init__(self):
-        self.told = []
-
-    def start(self, name, total, done=0):
-        self.told.append((name, total))
-
-    def step(self, done, values):
-        self.told.append(done)
-
-
 def test_a_model_beside_its_encodings():
-    watch = Watch()
-    plain, shaw, cpvt = measure_costs(TINY, ["shaw", "cpvt"], 64, rounds=1, progress=watch)
-    assert watch.told == [("counting", 2), 1, 2, ("timing", 2), 1, 2]
+    events = []
+    plain, shaw, cpvt = measure_costs(TINY, ["shaw", "cpvt"], 64, rounds=1, listen=events.append)
+    steps = [(event.work, event.done, event.total) for event in events]
+    assert steps == [(work, done, 2) for work in ("counting", "timing") for done in range(3)]
     assert [plain.encoding, shaw.encoding, cpvt.encoding] == ["none", "shaw", "cpvt"]
     assert (plain.extra_macs, plain.time_ratio, plain.extra_memory) == (0, 1.0, 0)
     assert shaw.macs == plain.macs + shaw.extra_macs

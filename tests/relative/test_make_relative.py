@@ -14,7 +14,6 @@ from torchvision.models import VisionTransformer
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions
-from irpe.progress import NoProgress
 from irpe.relative.outputs import features_of
 
 
@@ -142,13 +141,14 @@ def test_equal_seeds_give_equal_tables():
     assert not torch.equal(tables[0], tables[2])
 
 
-class _InterruptsAt(NoProgress):
-    def __init__(self, step):
-        self.at = step
+def interrupts_at(step):
+    """A listener that ends the work after a step, as Ctrl-C does."""
 
-    def step(self, done, values):
-        if done == self.at:
+    def listen(event):
+        if event.done == step:
             raise KeyboardInterrupt
+
+    return listen
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
@@ -156,7 +156,7 @@ def test_interruption_leaves_the_model_as_it_was(step):
     model, threads = make_positional_vit().train(), threading.active_count()
     before = state_of(model)
     with pytest.raises(KeyboardInterrupt):
-        irpe.make_relative(model, some_images(), "product-bias-k", progress=_InterruptsAt(step))
+        irpe.make_relative(model, some_images(), "product-bias-k", listen=interrupts_at(step))
     assert state_of(model) == before
     assert threading.active_count() == threads
 
@@ -226,13 +226,12 @@ def test_threads_of_the_caller_do_not_stop():
     model = make_positional_vit()
     outputs = []
 
-    class _Calls(NoProgress):
-        def step(self, done, values):
-            with torch.no_grad():
-                outputs.append(model(some_images(2)))
+    def call(event):
+        with torch.no_grad():
+            outputs.append(model(some_images(2)))
 
-    irpe.make_relative(model, some_images(), "product-bias-k", progress=_Calls())
-    assert len(outputs) == 3
+    irpe.make_relative(model, some_images(), "product-bias-k", listen=call)
+    assert len(outputs) == 3 + 2
 
 
 def test_positions_can_be_read_with_an_absolute_encoding_alone():

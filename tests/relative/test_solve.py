@@ -106,6 +106,28 @@ def test_the_solution_has_no_gradient(spec):
     assert gradient.norm() < 1e-6 * at_zero.norm()
 
 
+@pytest.mark.parametrize("spec", ["euclidean-contextual-k", "euclidean-bias-k+unshared"])
+def test_newton_steps_minimise_the_divergence(spec):
+    """Its gradient by autograd is zero, where no tables explain all that is missing."""
+    batch = Batch(
+        built_batch(random_encoding("cross-bias-k+unshared", size=2.0), 5, images=4).original,
+        built_batch(random_encoding(spec), 5, images=4).converted,
+    )
+    first, encoding = zero_encoding(spec), zero_encoding(spec)
+    without = solve_attention(first, [batch], [batch], newton_steps=0, steps=400)
+    solved = solve_attention(encoding, [batch], [batch], newton_steps=6, steps=400)
+    assert 0.01 < solved.divergence_after < without.divergence_after
+
+    def gradient(encoding):
+        inputs = batch.converted
+        with torch.enable_grad():
+            scores = (inputs.q @ inputs.k.mT + encoding.scores(inputs.q, inputs.k, grid=GRID)) * 0.5
+            total = -(attention(batch.original) * scores.log_softmax(-1)).sum()
+            return torch.autograd.grad(total, list(encoding.parameters()))[0].norm()
+
+    assert gradient(encoding) < 1e-4 * gradient(zero_encoding(spec))
+
+
 @pytest.mark.parametrize("spec", ["product-bias-k", "euclidean-contextual-k+unshared"])
 def test_a_shift_of_all_scores_of_a_row_changes_nothing(spec):
     true = random_encoding(spec)

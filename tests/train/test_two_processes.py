@@ -27,7 +27,7 @@ import torch
 from train import little, scenes, streets
 from tasks.detect.detections import scene
 from train.test_two_processes import CLASSIFIER
-from irpe.cli.app import app
+from irpe.cli.main import understand
 from irpe.tasks.detect.scores import gather_detections, score_boxes
 from irpe.train.processes import make_accelerator
 
@@ -52,7 +52,8 @@ Path(f"score.{rank}").write_text(json.dumps(dataclasses.asdict(score)))
 
 for name, options in {"classifier": [], "detector": ["-o", "eval", "--batch-size", "1"]}.items():
     with open(f"{name}.{rank}", "w") as file, redirect_stdout(file):
-        app(["eval", f"one-{name}", "--json", *options], standalone_mode=False)
+        command, values = understand(["eval", f"one-{name}", "--json", *options])
+        command(**values)
 accelerator.end_training()
 """
 

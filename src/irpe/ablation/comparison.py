@@ -16,6 +16,7 @@ from irpe.ablation.rows import AblationRow
 from irpe.ablation.running import Board, NoBoard, Outcome, run_cells
 from irpe.ablation.statistics import collect_rows
 from irpe.ablation.tuning import choose_rates, collect_searches, plan_searches, plan_trials
+from irpe.errors import UserStateError
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.locks import lock_run
 from irpe.train.task import open_task
@@ -132,7 +133,7 @@ def ablate(
         cells = plan_cells(rows, base, ablation.seeds, folder)
         outcome = _run_shown(cells, plan, f"{score} (%)", display)
         if not outcome.results:
-            raise RuntimeError(f"all cells failed: {outcome.failures[0]}")
+            raise UserStateError(f"all cells failed: {outcome.failures[0]}")
         with display.measuring():
             costs = measure_row_costs(tasks_of_rows(cells, task))
     found = collect_rows(rows, outcome.results, costs)

@@ -26,7 +26,7 @@ from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of
 from irpe.adapters.hosts import host_named, hosts_of
 from irpe.adapters.unequip import remember_undo, removed_by
 from irpe.core.encodings import parse_encoding
-from irpe.errors import MissingFileError, UserError
+from irpe.errors import MissingFileError, TakenPathError, UserError
 from irpe.extras import require
 from irpe.files import (
     check_json,
@@ -233,7 +233,7 @@ def _check_directory(path: Path) -> None:
     if is_free and not (path / _DESCRIPTION).is_file():
         is_free = all(map(_is_of_a_killed_save, path.iterdir()))
     if not is_free:
-        raise FileExistsError(
+        raise TakenPathError(
             f"{path} exists and is not an equipped model: choose another path, or remove it first"
         )
 

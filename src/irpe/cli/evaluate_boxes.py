@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import write_text
@@ -90,13 +88,13 @@ def evaluate_boxes(
     if draw:
         _draw(source, found, min(draw, len(source)), threshold, folder)
     if as_json:
-        typer.echo(json.dumps(values))
+        print(json.dumps(values))
         return
     scores = (f"{name} {_score_text(value)}" for name, value in score.row().items())
-    typer.echo("  ".join(scores))
+    print("  ".join(scores))
     dropped = f" without {source.num_dropped} invalid boxes" if source.num_dropped else ""
     data = f"{config.data}, {config.val_split}{dropped}"
-    typer.echo(f"{score.num_images:,} images of {data}; saved in {folder}")
+    print(f"{score.num_images:,} images of {data}; saved in {folder}")
 
 
 def _draw(

@@ -5,8 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import write_text
@@ -80,15 +78,15 @@ def evaluate_pixels(
     if draw:
         _draw(model, images, windows, min(draw, len(source)), accelerator.device, folder)
     if as_json:
-        typer.echo(json.dumps(values))
+        print(json.dumps(values))
         return
-    typer.echo("  ".join(f"{name} {value:.2f}" for name, value in score.row().items()))
+    print("  ".join(f"{name} {value:.2f}" for name, value in score.row().items()))
     for line in _class_lines(source.classes, score.iou):
-        typer.echo(line)
+        print(line)
     windowed = ", sliding windows" if config.sliding else ""
     sized = f" at {scale:g} times the size" if scale != 1 else ""
     where = f"{config.data}, {config.val_split}{sized}{windowed}"
-    typer.echo(f"{score.num_images:,} images of {where}; saved in {folder}")
+    print(f"{score.num_images:,} images of {where}; saved in {folder}")
 
 
 def _class_lines(classes: Any, ious: Any) -> list[str]:

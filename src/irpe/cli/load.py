@@ -1,5 +1,7 @@
-"""Models that a command is pointed at."""
+"""Models and runs that a command is pointed at."""
 
+import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,7 @@ from irpe.train.config import RUN_FILE
 if TYPE_CHECKING:
     from torch import nn
 
+_CELL = re.compile(r"(.+)-\d+-[0-9a-f]{8}")  # the folder of an ablation's run: row, seed, key
 _MODEL, _CELLS = "model", "cells"  # folders in a run, and in an ablation
 
 
@@ -46,3 +49,12 @@ def load_model(path: Path) -> "nn.Module":
     from irpe.adapters.saving import load_equipped
 
     return load_equipped(path)
+
+
+def label_of(run: Path) -> str:
+    """Returns the name of a run: that of its row if it is one of an ablation, without the seed."""
+    try:
+        return str(json.loads((run / "result.json").read_text())["row"])
+    except (OSError, ValueError, KeyError, TypeError):
+        unfinished = _CELL.fullmatch(run.resolve().name)
+        return unfinished[1] if unfinished else run.resolve().name

@@ -1,24 +1,51 @@
-"""The program `irpe`: one subcommand a file, errors in one line.
+"""The program `irpe`: finds the command, and says in one line what failed.
 
-Exit codes: 0 done, 1 something that the user can mend, 2 wrong usage, 70 a defect of irpe
-(`irpe.cli.errors` decides which), 130 after Ctrl-C, 141 if the reader of a pipe left, 143 after
-SIGTERM. With `--debug` the traceback is shown too. A warning is one line as well.
+Exit codes: 0 done, 1 something that the user can mend (`irpe.cli.errors` decides), 2 wrong usage,
+70 a defect of irpe, 130 after Ctrl-C, 141 if the reader of a pipe left, 143 after SIGTERM. With
+`--debug` the traceback is shown too. A warning is one line as well.
 """
 
+import importlib
 import os
 import signal
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from irpe.cli.errors import is_of_user, message_of
 from irpe.extras import require
 
-_DEFECT, _INTERRUPTED, _PIPE_CLOSED, _TERMINATED = 70, 130, 141, 143
+_USAGE, _DEFECT, _INTERRUPTED, _PIPE_CLOSED, _TERMINATED = 2, 70, 130, 141, 143
+
+COMMANDS = {
+    "ablate": ("ablate:ablate", "Compare encodings on your images."),
+    "train": ("train:train", "Train a recipe, with or without an encoding."),
+    "eval": ("eval:evaluate", "Score a run, an equipped model or a published checkpoint."),
+    "encodings": ("encodings:encodings", "List all encodings."),
+    "models": ("models:models", "Tell which models can be equipped."),
+    "profile": ("profile:profile", "What encodings cost: parameters, MACs, time, memory."),
+    "make-relative": ("relative:make_relative", "Give a trained model relative positions."),
+    "show": ("", "Draw the figures of the paper, and of trained runs."),
+    "explore": ("explore:explore", "Open the explorer page in a browser."),
+    "convert": ("convert:convert", "Convert a checkpoint that the paper's authors published."),
+}  # the file and function of each, and a line for the help
+FIGURES = {
+    "index": ("show:index", "From distance to bucket (Fig. 2)."),
+    "buckets": ("show:buckets", "Which patches share a bucket (Fig. 6-9)."),
+    "cost": ("show:cost", "Extra MACs by resolution, or time and memory (Fig. 4, 10)."),
+    "weights": ("show_run:weights", "What an encoding adds to the attention scores (Fig. 5)."),
+    "attention": ("show_run:attention", "Attention of one patch, with the encoding and without."),
+    "tables": ("show_run:tables", "How long the vector of each bucket is."),
+    "locality": ("show_run:locality", "How far each block looks, with the encoding and without."),
+    "training": ("show_run:training", "Score and losses of runs, by epoch."),
+    "positions-in": ("relative:positions_in", "Where position can be read in a model."),
+    "robustness": ("robustness:robustness", "Scores at other sizes, and on images that moved."),
+    "sizes": ("sizes:sizes", "mIoU of segmenters on larger images."),
+}  # of irpe show, those of encodings first
 
 
 def main() -> None:
@@ -40,20 +67,68 @@ def main() -> None:
             _leave_processes()
 
 
-def _run(arguments: list[str]) -> None:
-    require("typer", "cli")
+def _run(arguments: Sequence[str]) -> None:
     require("rich", "cli")
-    from irpe.cli.app import app, use_words
-
-    use_words()
     try:
-        app(arguments, prog_name="irpe")
-    except SystemExit as end:
-        if isinstance(end.__context__, BrokenPipeError):  # typer has its own way with pipes
-            raise end.__context__ from None
+        _call(arguments)
+    finally:
         if sys.stdout is not None:
             sys.stdout.flush()  # here its failure can be reported, later it cannot
-        raise
+
+
+def _call(words: Sequence[str]) -> None:
+    """Calls the command that the words name, or prints what there is."""
+    if words[:1] == ["--version"]:
+        import irpe
+
+        print(f"irpe {irpe.__version__}")
+        return
+    rest = words[1:] if words[:1] == ["show"] else words
+    if not rest or rest[0] in ("-h", "--help"):
+        _print_commands(*(("irpe", COMMANDS) if rest is words else ("irpe show", FIGURES)))
+        return
+    from irpe.cli.parse import UsageError
+
+    try:
+        command, values = understand(words)
+    except UsageError as error:
+        print(f"irpe: {error}", file=sys.stderr)
+        sys.exit(_USAGE)
+    command(**values)
+
+
+def understand(words: Sequence[str]) -> tuple[Callable[..., None], dict[str, Any]]:
+    """Returns the function of the command that words name, and its arguments."""
+    from irpe.cli.parse import SETTINGS, UsageError, parse
+    from irpe.core.choices import did_you_mean
+
+    table, name = COMMANDS, "irpe"
+    if words[:1] == ["show"]:
+        table, name, words = FIGURES, "irpe show", words[1:]
+    if words[0] not in table:
+        near = did_you_mean(words[0], table)
+        raise UsageError(f"no command {words[0]!r}{near} ({name} --help)")
+    file, _, function = table[words[0]][0].partition(":")
+    module = importlib.import_module(f"irpe.cli.commands.{file}")
+    command = getattr(module, function)
+    configure = getattr(module, "configure", None)
+    settings = getattr(module, "OFFERED", SETTINGS)
+    return command, parse(command, words[1:], f"{name} {words[0]}", configure, settings)
+
+
+def _print_commands(name: str, table: Mapping[str, tuple[str, str]]) -> None:
+    lines = [f"  {command:<15}{text}" for command, (_, text) in table.items()]
+    if table is FIGURES:
+        about, runs = (
+            "Draw the figures of the paper, and of trained runs.",
+            list(table).index("weights"),
+        )
+        lines = ["of encodings:", *lines[:runs], "", "of trained runs:", *lines[runs:]]
+    else:
+        about = "Image relative position encodings for vision transformers."
+        lines = ["commands:", *lines]
+    end = f"{name} COMMAND --help describes one; --debug shows where an error comes from."
+    print("\n".join([f"usage: {name} COMMAND [options]", "", about, "", *lines, "", end]))
 
 
 def _fail(error: Exception, is_debug: bool) -> NoReturn:

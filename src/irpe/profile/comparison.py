@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from irpe.models.paper import COSTS, PaperCost
 from irpe.profile.cost import Count, count
-from irpe.progress import NO_PROGRESS, Progress, track
+from irpe.progress import Listener, silent, tracked
 
 TOLERANCE = 0.08
 TOLERANCE_MACS = 2e6
@@ -41,13 +41,13 @@ class Comparison:
 
 
 def compare_with_paper(
-    costs: Sequence[PaperCost] = COSTS, progress: Progress = NO_PROGRESS
+    costs: Sequence[PaperCost] = COSTS, listen: Listener = silent
 ) -> list[Comparison]:
     """Returns the costs of Tables 2 and 5 beside what is counted on the models of timm.
 
     Args:
         costs: What the paper reports.
-        progress: Is told how far it is.
+        listen: Is called with how far it is.
     """
     known: dict[tuple[str, str], Count] = {}
 
@@ -57,7 +57,7 @@ def compare_with_paper(
         return known[model, encoding]
 
     rows: list[Comparison] = []
-    for published in track(progress, costs, len(costs), "counting"):
+    for published in tracked(listen, costs, len(costs), "counting"):
         plain = counted(published.model, "none")
         rows.append(compare_cost(published, counted(published.model, published.encoding), plain))
     return rows

@@ -1,22 +1,18 @@
-"""What a model of timm costs with an encoding: parameters, MACs, time and memory."""
+"""What a model costs with an encoding: parameters, MACs, time and memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
-from torch import nn
 
-from irpe.adapters.equip import equip
-from irpe.core.choices import did_you_mean
 from irpe.core.encodings import parse_encoding
 from irpe.errors import UserError
-from irpe.extras import require
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.formulas import extra_macs, recorded_calls
 from irpe.profile.measure import interleaved, peak_memory
-from irpe.progress import NO_PROGRESS, Progress, track
+from irpe.profile.models import create, input_size
+from irpe.progress import Listener, silent, tracked
 
 COMPARED = (
     "product-bias-k", "product-contextual-k", "product-contextual-qk", "product-contextual-qkv",
@@ -80,40 +76,11 @@ class EncodingCost:
     extra_memory: int | None = None
 
 
-def create(model: str, encoding: str, resolution: int | None, device: str) -> nn.Module:
-    """Returns an untrained model of timm with an encoding, in eval mode.
-
-    Args:
-        model: Its name in timm.
-        encoding: The text of the encoding, or "none".
-        resolution: The height and width of its images; `None` takes the model's own.
-        device: Where it is made; "meta" is enough for counting.
-    """
-    timm: Any = require("timm", "timm")
-    own = input_size(model)[-1]
-    if resolution is not None and resolution < 1:
-        raise UserError(f"resolution = {resolution} must be 1 or more: pixels, such as {own}")
-    is_other = resolution not in (None, own) and timm.get_pretrained_cfg(model).fixed_input_size
-    with torch.device(device):
-        plain = timm.create_model(model, **({"img_size": resolution} if is_other else {}))
-    return plain.eval() if encoding == "none" else equip(plain, encoding).eval()
-
-
-def input_size(model: str) -> tuple[int, int, int]:
-    """Returns the channels, height and width of a model's images."""
-    timm: Any = require("timm", "timm")
-    names = timm.list_models()
-    if model not in names:
-        hint = did_you_mean(model, names)
-        raise UserError(f"model {model!r} is not one of timm's {len(names)} models{hint}")
-    return tuple(timm.get_pretrained_cfg(model).input_size)
-
-
 def count(model: str, encoding: str, resolution: int | None = None) -> Count:
     """Returns the parameters and MACs of a model, without computing anything.
 
     Args:
-        model: Its name in timm.
+        model: Its name in timm or transformers.
         encoding: The text of the encoding, or "none".
         resolution: The height and width of the images; `None` takes the model's own.
     """
@@ -124,7 +91,7 @@ def count(model: str, encoding: str, resolution: int | None = None) -> Count:
     with recorded_calls(made) as calls:
         try:
             macs = count_macs(made, images)
-        except (AssertionError, RuntimeError) as error:  # how timm and torch refuse an image
+        except (AssertionError, RuntimeError, ValueError) as error:  # how libraries refuse an image
             raise UserError(f"{model} does not take images of {size} x {size}: {error}") from error
     return Count(count_parameters(made), macs, sum(map(extra_macs, calls)))
 
@@ -135,7 +102,7 @@ def measure_costs(
     resolution: int | None = None,
     batch: int = 1,
     rounds: int = 10,
-    progress: Progress = NO_PROGRESS,
+    listen: Listener = silent,
     refused: dict[str, str] | None = None,
 ) -> list[EncodingCost]:
     """Returns what a model costs without an encoding and with each of these.
@@ -143,12 +110,12 @@ def measure_costs(
     Everything is counted before anything is timed, so that errors come early.
 
     Args:
-        model: Its name in timm.
+        model: Its name in timm or transformers.
         encodings: The texts of the encodings; the plain model, "none", comes first in any case.
         resolution: The height and width of the images; `None` takes the model's own.
         batch: How many images are timed at once.
         rounds: How often each model is timed; 0 counts only.
-        progress: Is told how the counting and then the timing goes.
+        listen: Is called with how the counting and then the timing goes.
         refused: Collects the encodings that the model cannot have, and why; `None` raises the
             error instead.
 
@@ -168,21 +135,21 @@ def measure_costs(
     counted = count(model, "none", size)
     plain = EncodingCost(model, "none", size, counted.parameters, 0, counted.macs, 0, 0)
     costs: list[EncodingCost] = []
-    for encoding in track(progress, encodings, len(encodings), "counting"):
+    for encoding in tracked(listen, encodings, len(encodings), "counting"):
         try:
             costs.append(_counted_cost(plain, encoding))
         except ValueError as error:
             if refused is None:
                 raise
             refused[encoding] = str(error)
-    return [plain, *costs] if not rounds else _timed(plain, costs, batch, rounds, progress)
+    return [plain, *costs] if not rounds else _timed(plain, costs, batch, rounds, listen)
 
 
 def _timed(
-    plain: EncodingCost, costs: list[EncodingCost], batch: int, rounds: int, progress: Progress
+    plain: EncodingCost, costs: list[EncodingCost], batch: int, rounds: int, listen: Listener
 ) -> list[EncodingCost]:
     measured = _Measured(plain, batch, rounds)
-    timed = [measured.beside(cost) for cost in track(progress, costs, len(costs), "timing")]
+    timed = [measured.beside(cost) for cost in tracked(listen, costs, len(costs), "timing")]
     return [measured.plain_cost(), *timed]
 
 

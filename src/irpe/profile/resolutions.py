@@ -11,10 +11,11 @@ import torch
 
 from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
-from irpe.profile.cost import count, create, input_size
+from irpe.profile.cost import count
 from irpe.profile.count import count_macs
 from irpe.profile.formulas import Call, recorded_calls
-from irpe.progress import NO_PROGRESS, Progress, track
+from irpe.profile.models import create, input_size
+from irpe.progress import Listener, silent, tracked
 
 
 @dataclass(frozen=True)
@@ -44,18 +45,18 @@ def extra_macs_by_resolution(
     model: str,
     encoding: str,
     resolutions: Sequence[int],
-    progress: Progress = NO_PROGRESS,
+    listen: Listener = silent,
 ) -> list[ExtraMacs]:
     """Returns the extra MACs of both forms at each resolution, counted and not computed.
 
     Args:
-        model: The name of the model in timm.
+        model: The name of the model in timm or transformers.
         encoding: The text of an encoding of attentions.
         resolutions: Heights and widths of square images.
-        progress: Is told how far it is.
+        listen: Is called with how far it is.
     """
     rows: list[ExtraMacs] = []
-    for resolution in track(progress, resolutions, len(resolutions), "counting"):
+    for resolution in tracked(listen, resolutions, len(resolutions), "counting"):
         plain = count(model, "none", resolution).macs
         encoded = count(model, encoding, resolution).macs
         calls = _calls(model, encoding, resolution)

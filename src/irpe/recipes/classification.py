@@ -59,7 +59,7 @@ def deit_base() -> ClassifierConfig:
     """DeiT-B on ImageNet with the paper's settings.
 
     Command: torchrun --nproc_per_node 8 -m irpe train deit_base --data IMAGENET
-    --encoding product-contextual-k --precision bf16 --device-batch-size 64
+    --encoding product-contextual-k --precision bf16 --set device_batch_size=64
     Cost: 300 epochs of ImageNet, about a week on 8 GPUs.
     Score: in the paper 81.8 without an encoding, 82.4 with K.
     """

@@ -16,7 +16,7 @@ from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
-from irpe.progress import NO_PROGRESS, Progress
+from irpe.progress import Event, Listener, silent
 from irpe.relative.conversion import Agreement, Conversion, SolvedAttention
 from irpe.relative.images import batches_of, eval_mode
 from irpe.relative.lockstep import Lockstep
@@ -33,11 +33,13 @@ from irpe.relative.solve import (
     krylov,
     missing_output,
     missing_scores,
+    solution_flops,
     weigh,
 )
 
-RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # relative to the largest eigenvalue of A
-STEPS = 64  # dimensions of a Krylov space: more than this changes no held-out divergence
+RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)  # relative to the largest eigenvalue of A
+STEPS = 64  # dimensions of a Krylov space: more of them change no held-out divergence
+NEWTON_STEPS = 2  # after the first solution
 
 
 def make_relative(
@@ -50,8 +52,8 @@ def make_relative(
     holdout: float = 0.25,
     seed: int = 0,
     batch_size: int = 16,
-    steps: int = STEPS,
-    progress: Progress = NO_PROGRESS,
+    newton_steps: int = NEWTON_STEPS,
+    listen: Listener = silent,
 ) -> Conversion:
     """Gives a trained model relative tables in the place of its absolute encoding, in place.
 
@@ -72,8 +74,9 @@ def make_relative(
         holdout: The fraction of images that the penalty is chosen on and the result measured on.
         seed: Chooses these images.
         batch_size: Images at a time.
-        steps: The most dimensions of the Krylov space of an attention.
-        progress: Is told how the work goes.
+        newton_steps: How often the solution, of second order in what is missing, is refined for
+            the divergence itself; each costs as much as the first.
+        listen: Is called with how the work goes.
 
     Returns:
         What is lost, attention by attention.
@@ -95,7 +98,7 @@ def make_relative(
         changes = apply_equipment(model, call)
         undo.push(changes)
         conversion = _convert(
-            model, original, encoding, solving, held_out, held_labels, steps, progress
+            model, original, encoding, solving, held_out, held_labels, newton_steps, listen
         )
         undo.pop_all()
     remember_undo(model, changes)
@@ -109,29 +112,34 @@ def _convert(
     solving: Sequence[Tensor],
     held_out: Sequence[Tensor],
     labels: Tensor | None,
-    steps: int,
-    progress: Progress,
+    newton_steps: int,
+    listen: Listener,
 ) -> Conversion:
     attentions = equipped_attentions(model)
     with torch.no_grad():
         before = [features_of(model(images)) for images in held_out]
     solved: dict[str, SolvedAttention] = {}
-    progress.start("solving", len(attentions))
+    listen(Event("solving", 0, len(attentions)))
     with Lockstep([original, model], [*solving, *held_out]) as passes:
         while (reached := passes.advance()) is not None:
             batches = [Batch(*each) for each in zip(*reached, strict=True)]
             name = batches[0].original.name
             if not solved:
                 _check_lacks(batches)
+                rpe: Any = attentions[name].rpe
+                flops = solution_flops(rpe, batches[: len(solving)], STEPS) * (newton_steps + 1)
+                work = f"about {len(attentions) * flops / 1e9:,.0f} GFLOP in products of tables"
+                listen(Event("solving", 0, len(attentions), result=work))
             if name in solved:
                 raise UserError(
                     f"{name} is called more than once in a forward pass: its tables cannot be "
                     "solved for; leave it out with layers="
                 )
-            rpe: Any = attentions[name].rpe
+            rpe = attentions[name].rpe
             train, test = batches[: len(solving)], batches[len(solving) :]
-            solved[name] = solve_attention(rpe, train, test, steps)
-            progress.step(len(solved), {"divergence": solved[name].divergence_after})
+            solved[name] = solve_attention(rpe, train, test, newton_steps)
+            values = {"divergence": solved[name].divergence_after}
+            listen(Event("solving", len(solved), len(attentions), values))
         originals = [features_of(output) for output in passes.outputs(0)[len(solving) :]]
         after = [features_of(output) for output in passes.outputs(1)[len(solving) :]]
     if len(solved) < len(attentions):
@@ -164,8 +172,8 @@ def solve_attention(
     encoding: RelativePositionEncoding,
     solving: Sequence[Batch],
     held_out: Sequence[Batch],
+    newton_steps: int = NEWTON_STEPS,
     steps: int = STEPS,
-    weights: str = "original",
 ) -> SolvedAttention:
     """Sets the tables of one attention, all zero before, to the solution.
 
@@ -173,15 +181,21 @@ def solve_attention(
         encoding: Its encoding.
         solving: The images to solve on.
         held_out: The images that choose the ridge.
-        steps: The most dimensions of the Krylov space.
-        weights: As in `ScoreSystem`.
+        newton_steps: How often the solution is refined.
+        steps: The most dimensions of a Krylov space.
     """
-    scores = ScoreSystem(encoding, solving, weights)
+    scores = ScoreSystem(encoding, solving)
     before = _mean_divergence(encoding, held_out)
     ridges: list[float] = []
     if scores.tables.parameters:
-        space = krylov(scores.apply, scores.right_hand_side(), steps)
-        t, ridges = _choose(space, partial(_row_divergences, scores, held_out))
+        errors = partial(_row_divergences, scores, held_out)
+        t = scores.tables.zeros()
+        equations = scores
+        for _ in range(newton_steps + 1):
+            space = krylov(equations.apply, equations.right_hand_side(), steps)
+            t, chosen = _choose(t, space, errors)
+            ridges = ridges or chosen
+            equations = ScoreSystem(encoding, solving, at=t)
         scores.tables.write(t)
         explained = _explained(scores, held_out, t)
     else:
@@ -189,7 +203,9 @@ def solve_attention(
     values = ValueSystem(encoding, solving)
     if values.tables.parameters:
         space = krylov(values.apply, values.right_hand_side(), steps)
-        t, chosen = _choose(space, partial(_output_errors, values, encoding, held_out))
+        t, chosen = _choose(
+            values.tables.zeros(), space, partial(_output_errors, values, encoding, held_out)
+        )
         values.tables.write(t)
         ridges += chosen
     pairs = [(batch.original.tokens, batch.converted.tokens) for batch in held_out]
@@ -205,13 +221,13 @@ def solve_attention(
     )
 
 
-def _choose(space: Krylov, errors: Any) -> tuple[Unknowns, list[float]]:
-    """Returns the solution with the ridge that is best on held-out images, for each group.
+def _choose(start: Unknowns, space: Krylov, errors: Any) -> tuple[Unknowns, list[float]]:
+    """Returns the tables, and for each group the ridge, that are best on held-out images.
 
-    Tables that are zero, an infinite ridge, are among the candidates.
+    The tables that a step starts from, those of an infinite ridge, are among the candidates.
     """
     ridges = (float("inf"), *RIDGES)
-    candidates = [torch.zeros_like(space.c), *(space.solve(ridge) for ridge in RIDGES)]
+    candidates = [start, *(start + space.solve(ridge) for ridge in RIDGES)]
     found = torch.stack([errors(t) for t in candidates])  # ridges, heads
     if len(space.c) == 1:
         found = found.sum(1, keepdim=True)

@@ -24,6 +24,16 @@ def features_of(output: Any) -> Tensor:
     )
 
 
+def tokens_of(model: Any, images: Tensor) -> Tensor:
+    """Returns the tokens that leave a model, those before the patches included.
+
+    Models of timm give them apart from their heads; of others it is what they return first.
+    """
+    if hasattr(model, "forward_features"):
+        return features_of(model.forward_features(images))
+    return features_of(model(images))
+
+
 def accuracy(outputs: Sequence[Tensor], labels: Tensor) -> float:
     """Returns the fraction of labels that logits predict."""
     predicted = torch.cat([output.argmax(-1).flatten() for output in outputs])

@@ -31,6 +31,13 @@ is least where its gradient vanishes, at the solution of the normal equations
 
     (A + r) t = c,    A = sum_i F_i^T W_i F_i,    c = sum_i F_i^T W_i D_i.
 
+Where much is missing the second order is not enough. The divergence itself is convex in t, with
+
+    gradient  -sum_i F_i^T (a_i - a~_i),    Hessian  sum_i F_i^T (diag(a~_i) - a~_i a~_i^T) F_i,
+
+a~ = softmax(S~ + F t). So Newton steps follow from the solution above: the same equations with W of
+a~ in the place of a, and a - a~ in the place of W D; a ridge is again chosen for each step.
+
 Values (Eq. 17) follow once scores are solved, by least squares of the outputs: D_i is then the
 output of the original less that of the model under conversion, F t the attended table rows
 sum_j a~_ij t[I(i,j)], linear again, and W_i the identity.
@@ -173,12 +180,12 @@ class Tables:
 
 
 class ScoreSystem:
-    """The normal equations of the tables that scores depend on.
+    """The normal equations of the tables that scores depend on, or those of a Newton step.
 
     Args:
         encoding: The encoding of the attention, an RPESpec.
         batches: The images.
-        weights: Whose attention is a in W, "original" or "uniform" (a control).
+        at: The tables that a Newton step starts from; `None` for the first solution.
     """
 
     LISTS = ("key_tables", "query_tables", "bias_tables")
@@ -187,18 +194,26 @@ class ScoreSystem:
         self,
         encoding: RelativePositionEncoding,
         batches: Sequence[Batch],
-        weights: str = "original",
+        at: Unknowns | None = None,
     ) -> None:
-        self._batches, self._weights = batches, weights
+        self._batches, self._at = batches, at
         self.tables = Tables(encoding, self.LISTS)
 
     def right_hand_side(self) -> Unknowns:
         """Returns c."""
-        return self._sum(missing_scores)
+        if self._at is not None:
+            return self._sum(lambda batch: attention(batch.original) - self.weights(batch))
+        return self._sum(lambda batch: weigh(self.weights(batch), missing_scores(batch)))
 
     def apply(self, t: Unknowns) -> Unknowns:
         """Returns A t."""
-        return self._sum(lambda batch: self.scores(batch, t))
+        return self._sum(lambda batch: weigh(self.weights(batch), self.scores(batch, t)))
+
+    def weights(self, batch: Batch) -> Pairs:
+        """Returns the attention rows that W is made of."""
+        if self._at is None:
+            return attention(batch.original)
+        return attention(batch.converted, self.scores(batch, self._at))
 
     def scores(self, batch: Batch, t: Unknowns) -> Pairs:
         """Returns F t: what the tables add to the scores of the model under conversion."""
@@ -211,20 +226,17 @@ class ScoreSystem:
                 added += _gather(_facing(name, inputs), table, ids[index])
         return added * inputs.scale
 
-    def _sum(self, scores: Callable[[Batch], Pairs]) -> Unknowns:
-        """Returns the sum of F^T W y over the batches; `scores` gives y."""
+    def _sum(self, pairs: Callable[[Batch], Pairs]) -> Unknowns:
+        """Returns the sum of F^T y over the batches; `pairs` gives y."""
         total = self.tables.zeros()
         for batch in self._batches:
             inputs, ids = batch.converted, self.tables.rows_of_pairs(batch.converted)
-            a = attention(batch.original)
-            if self._weights == "uniform":
-                a = (a > 0).to(a.dtype) / (a > 0).sum(-1, keepdim=True)
-            weighted = weigh(a, scores(batch)) * inputs.scale
+            y = pairs(batch) * inputs.scale
             for name, index, table in self.tables.views(total):
                 if name == "query_tables":
-                    part = _bucket_products(weighted.mT, wide(inputs.k), ids[index].mT, table)
+                    part = _bucket_products(y.mT, wide(inputs.k), ids[index].mT, table)
                 else:
-                    part = _bucket_products(weighted, _facing(name, inputs), ids[index], table)
+                    part = _bucket_products(y, _facing(name, inputs), ids[index], table)
                 table += part
         return total
 
@@ -268,6 +280,24 @@ class ValueSystem:
             for _, index, table in self.tables.views(total):
                 table += _bucket_products(a, output, ids[index], table)
         return total
+
+
+def solution_flops(
+    encoding: RelativePositionEncoding, batches: Sequence[Batch], steps: int
+) -> float:
+    """Returns about how many floating-point operations a Krylov space of score tables takes.
+
+    They are those of the products with q and k; memory is that of the pairs of one batch, and of
+    `steps` times two vectors of unknowns in float64.
+    """
+    tables, total = Tables(encoding, ScoreSystem.LISTS), 0.0
+    for batch in batches:
+        images, heads, queries, dim = batch.original.q.shape
+        pairs = images * heads * queries * batch.original.k.shape[2]
+        total += 2 * pairs * dim  # the attention of the original
+        for _, _, table in tables.views(tables.zeros()):
+            total += 4 * images * heads * queries * table.shape[1] * table.shape[2]
+    return steps * total
 
 
 def plain_scores(inputs: AttentionInput) -> Pairs:

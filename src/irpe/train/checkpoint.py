@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from irpe.errors import MissingFileError, UserError
+from irpe.errors import MissingFileError, UserError, UserFileError
 from irpe.files import check_zip, warn_unchecked, write_whole
 
 _FORMAT = 1
@@ -23,7 +23,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         write_whole(path, lambda file: torch.save({"format": _FORMAT, **state}, file))
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise OSError(
+        raise UserFileError(
             f"the checkpoint {path} could not be written: {reason}; the previous one is untouched"
         ) from error
 
@@ -131,12 +131,12 @@ def _check_disk_space(directory: Path, num_bytes: int) -> None:
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise OSError(
+        raise UserFileError(
             f"{directory} cannot be written to: {error.strerror}; choose another --output"
         ) from None
     free = shutil.disk_usage(directory).free
     if free < 2 * num_bytes:
-        raise OSError(
+        raise UserFileError(
             f"{directory} has {free / 1e6:.0f} MB left, two checkpoints of this run need "
             f"{2 * num_bytes / 1e6:.0f} MB: free some space, or choose another --output"
         )

@@ -18,7 +18,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from irpe.adapters.saving import check_tensors
-from irpe.errors import UserError
+from irpe.errors import NotFiniteError, UserError
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkpoint
 from irpe.train.locks import lock_run
@@ -285,7 +285,7 @@ class Trainer:
         if not torch.isfinite(loss):
             files = self.task.files(batch)
             more = f" and {len(files) - 8} more" if len(files) > 8 else ""
-            raise FloatingPointError(
+            raise NotFiniteError(
                 f"the loss is {loss.item()} in epoch {self.epoch + 1}, step {self.step + 1}, on "
                 f"{', '.join(files[:8])}{more}; the last checkpoint is untouched: lower lr, or set "
                 "clip_grad"
@@ -302,7 +302,7 @@ class Trainer:
     def save(self) -> None:
         """Writes the checkpoint, from the first process."""
         if not all(bool(p.isfinite().all()) for p in self.raw.parameters()):
-            raise FloatingPointError(
+            raise NotFiniteError(
                 f"the weights are not finite any more in epoch {self.epoch + 1}, step {self.step}; "
                 "the last checkpoint is untouched: lower lr, or set clip_grad"
             )

@@ -25,7 +25,7 @@ UNREADABLE = (
 )
 
 
-class BrokenImageError(ValueError):
+class BrokenImageError(UserError):
     """An image that cannot be read."""
 
 

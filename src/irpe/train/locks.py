@@ -13,6 +13,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
+from irpe.errors import UserError
+
 LOCK = ".lock"
 _locked = set[Path]()  # by this process, which its own record locks do not stop
 
@@ -59,8 +61,8 @@ def _acquire(file: int, directory: Path) -> None:
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
 
-def _in_use(directory: Path, holder: str) -> ValueError:
-    return ValueError(
+def _in_use(directory: Path, holder: str) -> UserError:
+    return UserError(
         f"{directory} is in use by a run that is alive ({holder}): wait until it ends, stop it, or "
         "choose another --output"
     )

@@ -10,7 +10,7 @@ from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 
 from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, UserStateError
 from irpe.extras import require
 
 TIMEOUT_VARIABLE = "IRPE_TIMEOUT"  # seconds
@@ -42,7 +42,7 @@ def make_accelerator(
     )
     started = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != started:
-        raise RuntimeError(
+        raise UserStateError(
             f"{started} processes were started, but Accelerate sees {accelerator.num_processes}: "
             "they would train separately in one directory; check ACCELERATE_* in the environment"
         )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from irpe import Clip, RPESpec, bucket_maps, parse_encoding
-from irpe.core.encodings import CPVT, NAMES, Joined, NoEncoding, TransformerXL
+from irpe.core.encodings import CPVT, NAMES, SHORT_NAMES, Joined, NoEncoding, TransformerXL
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
 from irpe.core.encodings.decomposed import Decomposed
@@ -15,6 +15,7 @@ from irpe.core.encodings.log_cpb import LogCPB
 from irpe.core.encodings.rope import RopeAxial, RopeMixed
 from irpe.core.encodings.sasa import Sasa
 from irpe.core.index import Cut
+from irpe.errors import UserError
 
 MEANINGS = {
     "shaw": RPESpec("product", "contextual", "k", Clip(3)),
@@ -170,3 +171,14 @@ def test_there_are_no_maps_of_what_no_attention_has():
         bucket_maps("cpvt", (3, 5))
     with pytest.raises(ValueError, match="'none' has no tables"):
         bucket_maps("none", (3, 5))
+
+
+def test_short_names_of_the_papers_tables_are_encodings():
+    for short, text in SHORT_NAMES.items():
+        assert parse_encoding(short) == parse_encoding(text)
+        assert parse_encoding(f"{short}@1.9+unshared") == parse_encoding(f"{text}@1.9+unshared")
+    joined = parse_encoding("rope-axial + K")
+    assert joined == parse_encoding("rope-axial+product-contextual-k")
+    for wrong in ("k", "KQ", "absolute"):
+        with pytest.raises(UserError, match=repr(wrong)):
+            parse_encoding(wrong)

@@ -16,6 +16,10 @@ from irpe.errors import UserError
 Encoding = WithTables | TransformerXL | Rotary | Joined  # what an attention can have
 AnyEncoding = Encoding | CPVT | NoEncoding
 NAMES = tuple(NAMED)
+SHORT_NAMES = {
+    **{targets: f"product-contextual-{targets.lower()}" for targets in ("K", "QK", "QKV")},
+    "product bias": "product-bias-k",
+}  # as in the paper's tables
 OPTIONS = ("tied", "unshared", "normalized")  # of the part before them
 
 
@@ -23,8 +27,8 @@ def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
     """Returns the encoding that a text stands for; an encoding is returned as it is.
 
     Args:
-        value: One of `NAMES`, a text that `RPESpec.parse` understands, a rotation and one of these
-            joined by "+", or an encoding.
+        value: One of `NAMES`, a text that `RPESpec.parse` understands or a short name for one ("K",
+            "QK", "QKV"), a rotation and one of these joined by "+", or an encoding.
 
     Examples:
         >>> import irpe
@@ -58,7 +62,7 @@ def attention_encoding(value: AnyEncoding | str) -> Encoding:
 def _split_parts(text: str) -> list[str]:
     """Returns the parts that are joined by "+", each with its options."""
     parts: list[str] = []
-    for piece in text.split("+"):
+    for piece in map(str.strip, text.split("+")):
         if piece not in OPTIONS:
             parts.append(piece)
         elif parts:
@@ -73,6 +77,8 @@ def _split_parts(text: str) -> list[str]:
 
 def _parse_part(text: str, whole: str) -> AnyEncoding:
     name = text.partition("@")[0].partition("+")[0]
+    if name in SHORT_NAMES:
+        return RPESpec.parse(SHORT_NAMES[name] + text.removeprefix(name))
     if name in NAMED:
         return parse_named(text)
     if "+normalized" in text:

@@ -145,14 +145,14 @@ def takes_argument(name: str, **argument: Any) -> bool:
     return True
 
 
-def _uneven_heads(name: str, arguments: dict[str, Any]) -> ValueError:
+def _uneven_heads(name: str, arguments: dict[str, Any]) -> UserError:
     """Returns the error for a dimension that cannot be split between the heads."""
     with torch.device("meta"):  # what is not given is the model's own
         own: Any = timm.create_model(name)
     sizes = {"embed_dim": own.embed_dim, "num_heads": own.blocks[0].attn.num_heads, **arguments}
     dim, heads = sizes["embed_dim"], sizes["num_heads"]
     divisors = ", ".join(str(k) for k in range(1, min(dim, 64) + 1) if dim % k == 0)
-    return ValueError(
+    return UserError(
         f"embed_dim = {dim} of {name} cannot be split between num_heads = {heads}: choose "
         f"num_heads from {divisors}, or an embed_dim that is a multiple of {heads}"
     )

@@ -21,7 +21,7 @@ def find_annotations(data: str, split: str) -> tuple[Path, Path | None]:
     voc = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt")}
     if bool(coco) == bool(voc):
         has = "both" if coco else "neither"
-        raise (ValueError if coco else FileNotFoundError)(
+        raise (UserError if coco else MissingFileError)(
             f"{data} has {has} annotations/instances_*.json (COCO) {'and' if coco else 'nor'} "
             "ImageSets/Main/*.txt (Pascal VOC); one of them is needed"
         )

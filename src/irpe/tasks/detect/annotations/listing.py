@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from struct import pack, unpack
 from typing import Any
 
-from irpe.errors import MissingFileError
+from irpe.errors import MissingFileError, UserError
 
 MAX_SIDE = 10**6  # pixels: no reader of images takes more, and boxes in float32 stay exact
 SIDE_RULE = f"an integer from 1 to {MAX_SIDE}"
@@ -80,10 +80,10 @@ def is_side(value: int) -> bool:
     return 1 <= value <= MAX_SIDE
 
 
-def unknown_class(name: str, classes: Sequence[str], where: str) -> ValueError:
+def unknown_class(name: str, classes: Sequence[str], where: str) -> UserError:
     """Returns the error of a category that is not among the classes."""
     known = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-    return ValueError(f"{where} is {name!r}, none of the {len(classes)} classes ({known})")
+    return UserError(f"{where} is {name!r}, none of the {len(classes)} classes ({known})")
 
 
 def check_files(folder: Path, images: Sequence[dict[str, Any]], path: Path) -> None:

@@ -231,10 +231,10 @@ def _to_classes(values: Any, listing: LabelListing, pair: Pair) -> LabelMap:
     return labels.astype(np.uint8)
 
 
-def _unknown_values(values: list[int], listing: LabelListing, pair: Pair) -> ValueError:
+def _unknown_values(values: list[int], listing: LabelListing, pair: Pair) -> UserError:
     shown = ", ".join(map(str, values[:_SHOWN])) + (", ..." if len(values) > _SHOWN else "")
     known = np.flatnonzero((listing.lookup != UNKNOWN) & (listing.lookup != IGNORED))
-    return ValueError(
+    return UserError(
         f"{pair.labels} has the label value {shown}, which has no class: the {len(known)} classes "
         f"are the values {known.min()} to {known.max()}; ignore it with ignore_label, or add it to "
         "the classes"

@@ -1,44 +1,35 @@
 """`irpe show robustness`: trained classifiers on images of other sizes, and shifted."""
 
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-from rich.console import Console
-from rich.table import Table
-
 from irpe.cli.bars import ProgressBar
 from irpe.cli.load import find_model
-from irpe.cli.show_common import Labels, describe_runs
 from irpe.cli.validation import open_val
 from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
 
-EPILOG = "Example: `irpe show robustness ABLATION/cells/* --sizes 48,56,64,80 -o robust.png`"
 _COLUMNS = 6  # that fit in 80 characters
 
 
 def robustness(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders of runs of classifiers.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file, .png or .svg.")] = Path(
-        "robustness.png"
-    ),
+    runs: Annotated[list[Path], "Folders of runs of classifiers.", "RUN"],
+    *,
     sizes: Annotated[
-        str | None,
-        typer.Option(help="Sides of the input, in pixels [3/4 to 3/2 of the first run's]."),
+        str | None, "Sides of the input, in pixels [3/4 to 3/2 of the first run's]."
     ] = None,
-    moves: Annotated[str, typer.Option(help="How far images move, in patches.")] = "0,1,2,3",
-    label: Labels = None,
-    data: Annotated[
-        str | None, typer.Option(help="The images, as in irpe eval [those of the runs].")
+    moves: Annotated[str, "How far images move, in patches."] = "0,1,2,3",
+    label: Annotated[
+        list[str] | None, "Name of a group; repeat it for each, in order [their encodings]."
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    data: Annotated[str | None, "The images, as in irpe eval [those of the runs]."] = None,
+    output: Annotated[Path, "The picture, .png or .svg.", "FILE"] = Path("robustness.png"),
+    as_json: Annotated[bool, "Print JSON."] = False,
 ) -> None:
     """Top-1 of trained classifiers at other input sizes, and on images that moved.
 
@@ -47,6 +38,9 @@ def robustness(
     At another size the learned absolute encoding is resampled and all else stays as it is. Moved
     images go right, down, left or up in turn, and black comes into view. The scores are written
     next to the picture, as FILE.json.
+
+    Examples:
+        irpe show robustness ABLATION/cells/* --sizes 48,56,64,80 -o robust.png
     """
     require_installed("train", "accelerate", "timm")
     require_installed("viz", "matplotlib")
@@ -75,13 +69,13 @@ def robustness(
     write_text(values, text)
     save_figure(figure, output)
     if as_json:
-        typer.echo(text, nl=False)
+        print(text, end="")
         return
     print_curves("top-1 (%) by the side of the input", by_size)
     print_curves("top-1 (%) by the patches that images moved", by_move)
     error = 50 / num_images**0.5
-    typer.echo(f"{num_images:,} images: the standard error of a score is at most {error:.1f}")
-    typer.echo(f"wrote {values}\nwrote {output}")
+    print(f"{num_images:,} images: the standard error of a score is at most {error:.1f}")
+    print(f"wrote {values}\nwrote {output}")
 
 
 def check_once(runs: Sequence[Path]) -> Sequence[Path]:
@@ -134,18 +128,42 @@ def _scores(index: int, run: Any, points: Sequence[Any]) -> dict[str, Any]:
 
 def print_curves(title: str, curves: Mapping[str, Mapping[Any, Sequence[float]]]) -> None:
     """Prints the mean of each group, and half the distance between its best and worst seed."""
-    screen = Console(highlight=False, markup=False)
+    from irpe.cli.console import print_lines, print_table
+
     conditions = list(next(iter(curves.values())))
-    screen.print(title)
+    print_lines(title)
     for start in range(0, len(conditions), _COLUMNS):
         shown = conditions[start : start + _COLUMNS]
-        table = Table(box=None, pad_edge=False, collapse_padding=True)
-        table.add_column("", overflow="fold")
-        for condition in shown:
-            table.add_column(f"{condition:g}", justify="right", no_wrap=True)
-        for label, scores in curves.items():
-            table.add_row(label, *(_cell(scores[condition]) for condition in shown))
-        screen.print(table)
+        columns = ["", *(f"{condition:g}" for condition in shown)]
+        rows = [
+            [label, *(_cell(scores[condition]) for condition in shown)]
+            for label, scores in curves.items()
+        ]
+        print_table(columns, rows)
+
+
+def describe_runs(
+    runs: Sequence[Any], labels: Sequence[str], scores: Callable[[int, Any], dict[str, Any]]
+) -> str:
+    """Returns the content of the JSON file beside a picture of runs, an entry for each.
+
+    Args:
+        runs: The runs, with their configurations and images.
+        labels: The name of each one's group.
+        scores: Returns the rest of an entry, from the index of a run and the run.
+    """
+    entries = [
+        {
+            "path": str(run.path),
+            "label": label,
+            "seed": run.config.seed,
+            "data": run.config.data,
+            "num_images": len(run.source),
+            **scores(index, run),
+        }
+        for index, (run, label) in enumerate(zip(runs, labels, strict=True))
+    ]
+    return json.dumps({"runs": entries}, indent=2) + "\n"
 
 
 def _cell(scores: Sequence[float]) -> str:

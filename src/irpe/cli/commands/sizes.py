@@ -4,36 +4,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from irpe.cli.bars import ProgressBar
+from irpe.cli.commands.robustness import check_once, describe_runs, print_curves
 from irpe.cli.load import find_model
-from irpe.cli.show_common import Labels, describe_runs
-from irpe.cli.show_robustness import check_once, print_curves
 from irpe.errors import UserError
 from irpe.extras import require_installed
 from irpe.files import check_writable, write_text
 from irpe.progress import track
 
-EPILOG = "Example: `irpe show sizes ABLATION/cells/* --scales 1,1.5,2 -o sizes.png`"
 _LARGEST = 16.0  # times the size in training
 
 
 def sizes(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders of runs of segmenters.")
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="The file, .png or .svg.")] = Path(
-        "sizes.png"
-    ),
-    scales: Annotated[
-        str, typer.Option(help="How much larger than in training images are.")
-    ] = "1,1.5,2",
-    label: Labels = None,
-    split: Annotated[
-        str | None, typer.Option(help="The split [the one the runs evaluate on].")
+    runs: Annotated[list[Path], "Folders of runs of segmenters.", "RUN"],
+    *,
+    scales: Annotated[str, "How much larger than in training images are."] = "1,1.5,2",
+    label: Annotated[
+        list[str] | None, "Name of a group; repeat it for each, in order [their encodings]."
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    split: Annotated[str | None, "The split [the one the runs evaluate on]."] = None,
+    output: Annotated[Path, "The picture, .png or .svg.", "FILE"] = Path("sizes.png"),
+    as_json: Annotated[bool, "Print JSON."] = False,
 ) -> None:
     """MIoU of trained segmenters on larger images, whole and in sliding windows.
 
@@ -41,6 +32,9 @@ def sizes(
     seed. The learned absolute encoding is resampled to each grid and all else stays as it is; a
     window is as large as a crop in training. Scores are of the label maps as they are stored. They
     are written next to the picture, as FILE.json.
+
+    Examples:
+        irpe show sizes ABLATION/cells/* --scales 1,1.5,2 -o sizes.png
     """
     require_installed("train", "accelerate", "timm")
     require_installed("viz", "matplotlib")
@@ -65,11 +59,11 @@ def sizes(
     write_text(values, text)
     save_figure(plot_sizes(whole, windows), output)
     if as_json:
-        typer.echo(text, nl=False)
+        print(text, end="")
         return
     print_curves("mIoU (%) of whole images, by their size relative to training", whole)
     print_curves("mIoU (%) of sliding windows", windows)
-    typer.echo(f"wrote {values}\nwrote {output}")
+    print(f"wrote {values}\nwrote {output}")
 
 
 def _parse_scales(text: str) -> list[float]:

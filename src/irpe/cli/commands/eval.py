@@ -1,13 +1,11 @@
 """`irpe eval`: the score of a run, of an equipped model, or of a published checkpoint."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
-from irpe.cli.devices import RUN_PANEL, Device, Threads, use_threads
 from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.evaluate_pixels import evaluate_pixels
 from irpe.cli.load import find_model, load_model
@@ -23,77 +21,50 @@ from irpe.train.configs import KINDS, Config
 
 _INSIDE = (".safetensors", ".json", ".pt")  # files of a saved model or run; the authors' are .pth
 
-EPILOG = """
-**Examples**
-
-`irpe eval runs/laptop` (on the data of the run)
-
-`irpe eval runs/laptop --data FOLDER --json`
-
-`irpe eval deit_small_patch16_224_ctx_product_50_shared_k.pth --data IMAGENET`
-
-`torchrun --nproc_per_node 2 -m irpe eval runs/laptop` (each image counts once)
-
-`irpe eval runs/detr_small --split test --draw 12` (average precision, and pictures)
-
-`irpe eval runs/seg_small --split test --scale 1.5 --draw 8` (mIoU of larger images, and pictures)
-"""
-
 
 def evaluate(
-    path: Annotated[Path, typer.Argument(help="A run, an equipped model, or the authors' file.")],
-    data: Annotated[
-        str | None, typer.Option(help="The images, as in irpe train [those of the run].")
-    ] = None,
-    root: Annotated[str | None, typer.Option(help="Where a dataset with a name is stored.")] = None,
+    path: Annotated[Path, "A run, an equipped model, or the authors' file.", "PATH"],
+    *,
+    data: Annotated[str | None, "The images, as in irpe train [those of the run]."] = None,
+    root: Annotated[str | None, "Where a dataset with a name is stored.", "DIR"] = None,
     split: Annotated[
-        str | None,
-        typer.Option(help="Detectors and segmenters: the split [the one the run evaluates on]."),
+        str | None, "Of a detector or segmenter: the split [the one the run evaluates on]."
     ] = None,
-    draw: Annotated[int, typer.Option(help="Detectors and segmenters: draw this many images.")] = 0,
+    draw: Annotated[int, "Of a detector or segmenter: draw this many images."] = 0,
     threshold: Annotated[
-        float, typer.Option(help="Detectors: the least score of a box that is drawn.")
-    ] = THRESHOLD,
-    scale: Annotated[
-        float, typer.Option(help="Segmenters: how much larger than in training images are.")
-    ] = 1.0,
+        float | None, "Of a detector: the least score of a box that is drawn [0.3]."
+    ] = None,
+    scale: Annotated[float | None, "Of a segmenter: how much larger images are [1]."] = None,
     sliding: Annotated[
-        bool | None,
-        typer.Option(
-            "--sliding/--whole",
-            help="Segmenters: sliding windows, or whole images [as in training].",
-        ),
+        bool | None, "Of a segmenter: sliding windows, or whole images [as in training]."
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="Detectors and segmenters: folder of results [PATH/eval]."
-        ),
+        Path | None, "Of a detector or segmenter: folder of results [PATH/eval].", "DIR"
     ] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Images per forward pass [256; detectors 4; segmenters 8].",
-            rich_help_panel=RUN_PANEL,
-        ),
+        int | None, "Images per forward pass [256; detectors 4; segmenters 8]."
     ] = None,
-    workers: Annotated[
-        int, typer.Option(help="Processes that load images.", rich_help_panel=RUN_PANEL)
-    ] = 0,
-    precision: Annotated[
-        str, typer.Option(help="Mixed precision: no, bf16 or fp16.", rich_help_panel=RUN_PANEL)
-    ] = "no",
-    device: Device = "auto",
-    threads: Threads = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    workers: Annotated[int, "Processes that load images."] = 0,
+    precision: Annotated[str, "Mixed precision: no, bf16 or fp16."] = "no",
+    device: Annotated[str, "auto, cpu, cuda or another kind of accelerator."] = "auto",
+    as_json: Annotated[bool, "Print JSON."] = False,
 ) -> None:
-    """Top-1 and top-5 of a classifier, average precision of a detector, mIoU of a segmenter."""
+    """Top-1 and top-5 of a classifier, average precision of a detector, mIoU of a segmenter.
+
+    Examples:
+        irpe eval runs/laptop
+        irpe eval runs/laptop --data FOLDER --json
+        irpe eval deit_small_patch16_224_ctx_product_50_shared_k.pth --data FOLDER
+        torchrun --nproc_per_node 2 -m irpe eval runs/laptop    # counted once
+        irpe eval runs/detr_small --split test --draw 12
+        irpe eval runs/seg_small --split test --scale 1.5 --draw 8
+    """
     require_installed("train", "accelerate", "timm")
     if (batch_size is not None and batch_size < 1) or workers < 0 or draw < 0:
         raise UserError(
             f"--batch-size {batch_size}, --workers {workers}, --draw {draw}: at least 1, 0 and 0"
         )
-    if not 0 <= threshold <= 1:
+    if threshold is not None and not 0 <= threshold <= 1:
         raise UserError(f"--threshold {threshold}: a score is a number of 0 to 1")
     check_choice("--precision", precision, PRECISIONS)
     is_published = path.is_file() or path.suffix == ".pth"
@@ -110,10 +81,9 @@ def evaluate(
     from irpe.tasks.classify.transforms import eval_images
     from irpe.train.processes import make_accelerator
 
-    use_threads(threads)
     accelerator = make_accelerator(precision, device)
     model, config, preparation = _load(path, is_published)
-    if not isinstance(config, SegmenterConfig) and (scale != 1 or sliding is not None):
+    if not isinstance(config, SegmenterConfig) and (scale is not None or sliding is not None):
         raise UserError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")
     if not isinstance(config, ClassifierConfig):
         if root is not None:
@@ -121,14 +91,16 @@ def evaluate(
         if data is not None or split is not None:
             config = config.replace(data=data or config.data, limit=0)
         config = config.replace(val_split=split or config.val_split)
+    if threshold is not None and not isinstance(config, DetectorConfig):
+        raise UserError(f"--threshold is for detectors: this is {_kind(config)}")
     if isinstance(config, SegmenterConfig):
         if sliding is not None:
             config = config.replace(sliding=sliding)
-        how = (scale, batch_size, workers, draw, output, as_json)
+        how = (1.0 if scale is None else scale, batch_size, workers, draw, output, as_json)
         evaluate_pixels(path, model, config, accelerator, *how)
         return
     if isinstance(config, DetectorConfig):
-        drawing = (draw, threshold, output)
+        drawing = (draw, THRESHOLD if threshold is None else threshold, output)
         evaluate_boxes(path, model, config, accelerator, batch_size, workers, *drawing, as_json)
         return
     if split is not None or draw or output is not None:
@@ -157,11 +129,11 @@ def evaluate(
             "num_images": score.num_images,
             "num_broken": score.num_broken,
         }
-        typer.echo(json.dumps(values))
+        print(json.dumps(values))
         return
     broken = f", {score.num_broken} unreadable left out" if score.num_broken else ""
     top5 = f"top-5 {score.top5:.2f}  " if len(source.classes) > TOP else ""
-    typer.echo(
+    print(
         f"top-1 {score.top1:.2f}  {top5}loss {score.loss:.4f}  "
         f"({score.num_images:,} images: {val.words}{broken})"
     )
@@ -184,5 +156,5 @@ def _load(path: Path, is_published: bool) -> tuple[Any, Config, Mapping[str, Any
         return model, config_of_detector(model), None
     classifier = as_classifier(model, path)
     if classifier.note is not None:
-        typer.echo(classifier.note, err=True)
+        print(classifier.note, file=sys.stderr)
     return classifier.model, classifier.config, classifier.preparation
