@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from irpe.core.choices import check_choice
 from irpe.errors import UserError
@@ -11,6 +12,7 @@ from irpe.ops.differentiable import is_transformed
 from irpe.ops.impl import fast, folded, plain, reference, triton
 from irpe.ops.proof.decide import Candidate, Prover
 from irpe.ops.proof.judge import Implementation
+from irpe.ops.proof.prepare import Preparation, prepare_model
 
 _TENSOR_CORES = ("float16", "bfloat16")
 PROVER = Prover(
@@ -100,6 +102,28 @@ def explain_choice(call: AttentionCall, prover: Prover = PROVER) -> Explanation:
         if other != name
     }
     return Explanation(name, known.get(name, reason), others)
+
+
+def prepare(model: nn.Module, images: object, training: bool = True) -> Preparation:
+    """Proves and times all that a model on a GPU will ask for, before it is needed.
+
+    Servers and compiled models need that: nothing is proved while a program is traced. The model
+    runs once for training and once for evaluation; it and the random states stay as they are.
+
+    Args:
+        model: The model, on its device; call this within the autocast that it will run in.
+        images: A batch of the size to come: what the model is called with, or a tuple or mapping
+            of several arguments.
+        training: Whether it will be trained, or used alone.
+
+    Examples:
+        >>> import irpe, torch
+        >>> attention = irpe.RPEAttention(32, num_heads=2, spec="product-contextual-k")
+        >>> images = {"x": torch.randn(1, 6, 32), "grid": (2, 3)}
+        >>> print(irpe.prepare(attention, images))
+        nothing to prove: no call of this model has a candidate on its device
+    """
+    return prepare_model(PROVER, model, images, training)
 
 
 def check_impl(name: str) -> None:

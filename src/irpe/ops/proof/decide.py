@@ -121,19 +121,22 @@ class Prover:
         signature, size_class = signature_of(call), size_class_of(call)
         if not may_prove or not _can_run(call):
             return self._traced_choice(tuple(signature), tuple(size_class), able)
+        if self._collected is not None:
+            self._collected.append(self.request(call))
+            return self.fallback.name
         key = (signature, size_class, able, _is_timed())
-        if key in self._chosen and self._collected is None:
-            return self._chosen[key]
+        if key not in self._chosen:
+            self.prove([self.request(call)])
+            name = self._chosen[key] = self.best_known(signature, size_class, able)
+            self.choices[_key(signature, size_class)] = name
+        return self._chosen[key]
+
+    def request(self, call: AttentionCall) -> Request:
+        """Returns what is asked about a call."""
         batch, heads, queries, _ = call.q.shape
         sizes = Sizes(batch, heads, queries, call.k.shape[2])
-        request = Request(signature, size_class, able, call.q.device, sizes, call.maps)
-        if self._collected is not None:
-            self._collected.append(request)
-            return self.fallback.name
-        self.prove([request])
-        name = self._chosen[key] = self.best_known(signature, size_class, able)
-        self.choices[_key(signature, size_class)] = name
-        return name
+        about = (signature_of(call), size_class_of(call), self._able(call))
+        return Request(*about, call.q.device, sizes, call.maps)
 
     def known(self, call: AttentionCall) -> dict[str, str]:
         """Returns what is known about each candidate that takes a call."""
