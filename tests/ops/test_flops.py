@@ -48,7 +48,7 @@ def test_kernels_count_what_they_compute_again():
 
     q, k = fake(2, 3, 57, 8), fake(2, 3, 40, 8)
     table, ids = fake(1, 10, 8), torch.empty(57, 40, device="meta", dtype=torch.uint8)
-    rest = (None, None, None, [table], [table], [table], [], [ids], [], 0.5, 0.0, None)
+    rest = (None, None, None, [table], [table], [table], [], [ids], [0], 0.5, 0.0, None)
     pairs, of_keys, of_queries = (2 * 2 * 3 * 8 * n for n in (57 * 40, 40 * 10, 57 * 10))
     forward = torch.ops.irpe.triton.default
     assert count(lambda: forward(q, k, k, *rest, True)) == 3 * pairs + of_keys + 2 * of_queries

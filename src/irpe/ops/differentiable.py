@@ -165,13 +165,7 @@ def define_operators(passes: Passes) -> None:
         has_gradient = [x is not None for x in call[:5]] + [mask_needs_grad]
         tokens = [next(found) if has else None for has in has_gradient]
         tables = [[next(found) for _ in kind] for kind in call[6:10]]
-        return (
-            *tokens,
-            *tables,
-            [None] * len(call.maps),
-            [None] * len(ctx.fields[11]),
-            *[None] * 4,
-        )
+        return (*tokens, *tables, [None] * len(call.maps), None, None, None, None, None)
 
     torch.library.register_autograd(
         f"irpe::{name}", differentiate, setup_context=keep, lib=_library
@@ -181,10 +175,9 @@ def define_operators(passes: Passes) -> None:
 def _flatten(call: AttentionCall) -> list[Any]:
     """Returns the arguments of an operator."""
     axes: list[int] = []
-    if all(bucket_map.key_axis is not None for bucket_map in call.maps):
-        for bucket_map in call.maps:
-            grid, axis, of_queries = bucket_map.key_axis or KeyAxis((), 0, False)
-            axes += [len(grid), *grid, axis, int(of_queries)]
+    for bucket_map in call.maps:
+        axis = bucket_map.key_axis
+        axes += [0] if axis is None else [len(axis.grid), *axis.grid, axis.axis, axis.of_queries]
     ids = [bucket_map.compact_ids for bucket_map in call.maps]
     return [*call[:6], *map(list, call[6:10]), ids, axes, *call[11:]]
 
@@ -195,11 +188,8 @@ def _unflatten(fields: Sequence[Any]) -> AttentionCall:
     rows = [table.shape[1] for table in next(kind for kind in tables if kind)]
     maps: list[BucketMap] = []
     for of_pairs, count in zip(ids, rows, strict=True):
-        axis = None
-        if remaining:
-            ndim = remaining.pop(0)
-            grid = tuple(remaining.pop(0) for _ in range(ndim))
-            axis = KeyAxis(grid, remaining.pop(0), bool(remaining.pop(0)))
+        grid = tuple(remaining.pop(0) for _ in range(remaining.pop(0)))
+        axis = KeyAxis(grid, remaining.pop(0), bool(remaining.pop(0))) if grid else None
         maps.append(BucketMap.of_rows_in_use(of_pairs, count, axis))
     return AttentionCall(*fields[:6], *map(tuple, tables), tuple(maps), *fields[12:])  # pyright: ignore
 

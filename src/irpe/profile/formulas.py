@@ -5,8 +5,6 @@ With n tokens, h heads of dimension d, and k rows of a table that are used on th
 - a table of vectors costs h n d min(k, n): Eq. 27 over the used rows, or over all pairs if they are
   fewer (Eq. 26); a bias costs nothing, it is looked up and added
 - an encoding that differs says so itself (`extra_macs` in `irpe.core.encodings`)
-- tables that are folded into the heads of an unmodified attention (`irpe.ops.impl.folded`) widen
-  them: h n^2 for each further dimension, for queries with keys and for weights with values
 - CPVT costs nine products for each number of a patch token
 """
 

@@ -48,7 +48,7 @@ class FastPasses:
             operand = cast(a, scores.operand)
             add_product_(part(out, place), operand, part_of_keys(v, place), beta=0.0)
             for term in terms:
-                term.collect(place, a)
+                term.collect(place, a, "combination")
         for term in terms:
             term.add_combination_(out)
         kept = [] if weights is None else [weights, *_sums(terms)]
@@ -90,7 +90,7 @@ class FastPasses:
             add_product_(part_of_keys(dv, place), cast(dropped, operand).mT, of_g, beta=has_before)
             da = _add_scores(of_g, part_of_keys(v, place), _sum_of_scores(values, place), 1.0)
             for term in to_collect:
-                term.collect(place, dropped)
+                term.collect(place, dropped, "gradient")
             da = drop(da, call, place)
             de = torch.ops.aten._softmax_backward_data(da, a, -1, a.dtype)
             narrow = cast(de, operand)

@@ -70,8 +70,10 @@ def make_slices(call: AttentionCall, makes_weights: bool) -> list[Slice]:
         most *= torch.get_num_threads()
     batch, heads, queries, dim = call.q.shape
     keys, per_pair = call.k.shape[2], 1
-    for table in (*call.query_tables, *call.key_tables, *call.value_tables):
-        if table.shape[1] > keys:  # lays out a vector for each pair, for all images and heads
+    pairs = [(table, queries) for table in call.query_tables]
+    pairs += [(table, keys) for table in (*call.key_tables, *call.value_tables)]
+    for table, pairs_of_token in pairs:
+        if table.shape[1] > pairs_of_token:  # lays out a vector for each pair, for all heads
             per_pair = max(per_pair, table.shape[0] * dim // heads + 1)
     most //= per_pair
     if batch * heads * queries * keys <= most:

@@ -12,11 +12,11 @@ x: the query, or for query tables the key.
 
 `RowTerm` multiplies each token with the rows in use, once for the whole call, and looks up what a
 pair needs: n k d + n^2 operations (Eq. 27-28). `PairTerm` multiplies the row of each pair, n^2 d
-operations, which is less where more rows are used than there are keys.
+operations, which is less where a token has fewer pairs than the table rows.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,8 @@ from irpe.ops.precision import accumulation_dtype, cast, product
 from irpe.ops.shapes import Scores, Tokens, VectorTable
 from irpe.ops.table_products import table_gradient, table_matrix
 
+Use = Literal["combination", "gradient", "both"]
+
 
 class Term(Protocol):
     """One table, or those of several axes joined, and the tokens that it meets."""
@@ -44,8 +46,8 @@ class Term(Protocol):
         """Returns x . r_ij, scaled, for the pairs of a slice."""
         ...
 
-    def collect(self, place: Slice, pairs: Scores) -> None:
-        """Takes in the scores or weights of a slice."""
+    def collect(self, place: Slice, pairs: Scores, use: Use = "both") -> None:
+        """Takes in the scores or weights of a slice, for what they will be used."""
         ...
 
     def add_combination_(self, out: Tokens) -> None:
@@ -77,8 +79,8 @@ class RowTerm:
             self._values = self.lookup.prepare(z)
         return self.lookup.look_up(self._values, place)
 
-    def collect(self, place: Slice, pairs: Scores) -> None:
-        """Adds the pairs of a slice to the sums."""
+    def collect(self, place: Slice, pairs: Scores, use: Use = "both") -> None:
+        """Adds the pairs of a slice to the sums, which serve both uses."""
         if self.sums is None:
             self.sums = self.lookup.new_sums(pairs, self.x.shape[:3], self.table.shape[1])
         self.lookup.add_up_(self.sums, place, pairs)
@@ -132,12 +134,15 @@ class PairTerm:
         found = torch.einsum(f"{self.token},{self.row}->bhij", x, self._rows(place))
         return found.contiguous()
 
-    def collect(self, place: Slice, pairs: Scores) -> None:
-        """Adds the pairs of a slice to the combination and to the gradient of the table."""
-        combined = torch.einsum(f"bhij,{self.row}->{self.token}", pairs, self._rows(place))
-        if self.combined is None:
-            self.combined = combined.new_zeros(self.x.shape)
-        self._tokens(self.combined, place).add_(combined, alpha=self.scale)
+    def collect(self, place: Slice, pairs: Scores, use: Use = "both") -> None:
+        """Adds the pairs of a slice to the combination, to the gradient of the table, or both."""
+        if use != "gradient":
+            combined = torch.einsum(f"bhij,{self.row}->{self.token}", pairs, self._rows(place))
+            if self.combined is None:
+                self.combined = combined.new_zeros(self.x.shape)
+            self._tokens(self.combined, place).add_(combined, alpha=self.scale)
+        if use == "combination":
+            return
         if self.table_sums is None:
             self.table_sums = torch.zeros_like(self.table, dtype=pairs.dtype)
         x = _wide(self._tokens(self.x, place))
@@ -191,16 +196,17 @@ def make_terms(
         return []
     dim = x.shape[-1]
     axes = [bucket_map.key_axis for bucket_map in maps]
-    keys = maps[0].compact_ids.shape[-1]
+    queries, keys = maps[0].compact_ids.shape[-2:]
+    pairs_of_token = keys if owner == "query" else queries
     if len(tables) > 1 and owner == "query" and None not in axes:
         shapes = {(table.shape[0], table.shape[2]) for table in tables}
-        fits = all(table.shape[1] <= keys for table in tables)
+        fits = all(table.shape[1] <= pairs_of_token for table in tables)
         if fits and len(shapes) == 1 and tables[0].shape[2] == dim:
             return [RowTerm(x, tables, slice(None), AxesOfKeys(maps), scale)]
     terms: list[Term] = []
     slices = head_slices(tables, dim)
     for table, dims, bucket_map, axis in zip(tables, slices, maps, axes, strict=True):
-        if table.shape[1] > keys:
+        if table.shape[1] > pairs_of_token:
             terms.append(PairTerm(x, table, dims, bucket_map, scale, owner))
             continue
         if owner == "query":
