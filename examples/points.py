@@ -21,14 +21,15 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import irpe
+from irpe.ablation.cells import CellResult
 from irpe.ablation.costs import RowCost
-from irpe.ablation.results import ClassifierResult
 from irpe.ablation.rows import AblationRow
-from irpe.ablation.statistics import RowResult, compare, paired_difference
+from irpe.ablation.statistics import RowResult, compare
 from irpe.adapters.effect import mean_effect, measure_effect
 from irpe.profile.count import count_parameters
 from irpe.tasks.classify.idx import IdxSource
 from irpe.tasks.classify.sources import EMBEDDED
+from irpe.train.score import Measure, Score
 
 ROWS = {
     "no position": None,
@@ -38,6 +39,7 @@ ROWS = {
     "product": "product-contextual-kv",
 }
 CONDITIONS = ("as they are", "rotated 15 degrees", "shifted 4 pixels")
+TOP1 = (Measure("top1", "top-1", "%"),)
 NUM_POINTS, PIXELS, BATCH, LR, WEIGHT_DECAY = 96, 28, 32, 2e-3, 0.05
 SCALE = 0.5  # a patch is 2 pixels: the image is as wide as the paper's grid, 14
 
@@ -155,7 +157,7 @@ def classify(model: nn.Module, images: Tensor, labels: Tensor, condition: str) -
     return tuple((found == labels).tolist())
 
 
-def run(name: str, seed: int, arguments: argparse.Namespace) -> ClassifierResult:
+def run(name: str, seed: int, arguments: argparse.Namespace) -> CellResult:
     """Trains and tests one row with one seed, on one thread."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -169,14 +171,18 @@ def run(name: str, seed: int, arguments: argparse.Namespace) -> ClassifierResult
     if ROWS[name] not in (None, "absolute"):
         points = draw_points(test[0][:64], torch.Generator().manual_seed(0))
         effect = mean_effect(measure_effect(model, *points))
-    result = ClassifierResult(name, seed, correct, math.nan, effect)
-    scores = ", ".join(f"{result.score(shift):.1f}" for shift in range(len(CONDITIONS)))
+    found = tuple(
+        Score(TOP1, {"top1": 100 * sum(of) / len(of)}, tuple(100.0 * each for each in of))
+        for of in correct
+    )
+    result = CellResult(name, seed, found, tuple(range(len(CONDITIONS))), effect)
+    scores = ", ".join(f"{score.value:.1f}" for score in found)
     seconds = time.process_time() - start
     print(f"seed {seed}, {name}: {scores} % in {seconds:.0f} s of CPU time", flush=True)
     return result
 
 
-def report(results: list[ClassifierResult]) -> str:
+def report(results: list[CellResult]) -> str:
     """Returns a table, and which differences the seeds and the images support."""
     rows: list[RowResult] = []
     for name in ROWS:
@@ -192,11 +198,9 @@ def report(results: list[ClassifierResult]) -> str:
     for shift, condition in enumerate(CONDITIONS):
         for row in rows:
             for other in rows[: rows.index(row)]:
-                difference, error = paired_difference(row, other, shift)
-                verdict = compare(row, other, shift)
+                found = compare(row, other, shift)
                 lines.append(
-                    f"{condition}: {row.name} against {other.name}: {difference:+.1f} "
-                    f"({error:.1f}), {verdict}"
+                    f"{condition}: {row.name} against {other.name}: {found}, {found.verdict}"
                 )
     return "\n".join(lines)
 

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from irpe.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from irpe.adapters.equip import equip
+    from irpe.adapters.equip import equip, unequip
     from irpe.adapters.hosts.registered import register_host
     from irpe.adapters.parameter_groups import parameter_groups, scale_table_rates
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
     from irpe.adapters.supported import supported
-    from irpe.adapters.unequip import unequip
     from irpe.core.buckets import BucketMap, bucket_maps
     from irpe.core.encodings import parse_encoding
     from irpe.core.encodings.spec import RPESpec
@@ -76,13 +75,12 @@ __all__ = [
 ]
 
 _SOURCES = {
-    "irpe.adapters.equip": ("equip",),
+    "irpe.adapters.equip": ("equip", "unequip"),
     "irpe.adapters.hosts.registered": ("register_host",),
     "irpe.adapters.parameter_groups": ("parameter_groups", "scale_table_rates"),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
     "irpe.adapters.supported": ("supported",),
-    "irpe.adapters.unequip": ("unequip",),
     "irpe.core.buckets": ("BucketMap", "bucket_maps"),
     "irpe.core.encodings": ("parse_encoding",),
     "irpe.core.encodings.spec": ("RPESpec",),

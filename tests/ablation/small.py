@@ -2,8 +2,9 @@
 
 from train.little import CONFIG, little
 
-from irpe.ablation.cells import plan_cells
+from irpe.ablation.cells import CellResult, plan_cells
 from irpe.ablation.rows import AblationRow
+from irpe.train.score import Measure, Score
 
 ROWS = [
     AblationRow("absolute", "none", "keep"),
@@ -26,3 +27,19 @@ def write_images(folder, count=24):
 def small_cells(folder, data, seeds=2, rows=ROWS, **changes):
     """The cells of a small ablation in a folder."""
     return plan_cells(rows, CONFIG.replace(**ENCODED, data=data, **changes), seeds, folder)
+
+
+TOP1 = (Measure("top1", "top-1", "%"), Measure("top5", "top-5", "%"))
+
+
+def classified(values, chance=None):
+    """The score of a classifier by whether each image was classified correctly."""
+    values = tuple(100.0 * value for value in values)
+    details = {"top1": sum(values) / len(values), "top5": 99.0}
+    return Score(TOP1, details, values, chance=chance, num_images=len(values))
+
+
+def cell_result(name, seed, *counts, images=100, chance=None, **fields):
+    """The result of a cell that classifies the first `count` images correctly, for each shift."""
+    scores = tuple(classified([n < count for n in range(images)], chance) for count in counts)
+    return CellResult(name, seed, scores, tuple(range(len(counts))), **fields)

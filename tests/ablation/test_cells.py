@@ -4,7 +4,6 @@ import pytest
 from ablation.small import ROWS, small_cells, write_images
 
 from irpe.ablation.cells import plan_cells, read_result, run_cell
-from irpe.ablation.results import TOP1
 from irpe.ablation.shifts import classify_shifted
 from irpe.tasks.classify.task import open_task
 from irpe.train.processes import make_accelerator
@@ -35,14 +34,25 @@ def test_a_cell_finds_what_an_evaluation_of_its_run_finds(tmp_path):
     task, accelerator = open_task(cell.config), make_accelerator()
     model = load_run(cell.directory)
     score = task.evaluate(model, accelerator)
-    expected = (score.correct, score.top1, score.top5)
-    assert (result.correct[0], result.score(), result.top5) == expected
-    assert list(result.correct) == classify_shifted(
-        model, task.val_images, TOP1.shifts, accelerator
-    )
+    shifted = classify_shifted(model, task.val_images, result.shifts, accelerator)
+    assert result.shifts == (0, 1, 2)
+    found = [tuple(value == 100 for value in each.values) for each in result.scores]
+    assert found == shifted
+    assert result.score().details["top5"] == score.top5
+    assert result.score().value == pytest.approx(score.top1)
     assert 0 < result.effect < 1
+    assert result.seconds > 0
     (cell.directory / "result.json").unlink()
-    assert run_cell(cell) == result  # evaluated, not trained again
+    again = run_cell(cell)  # evaluated, not trained again
+    assert again == result
+    assert again.seconds is None
+
+
+def test_a_result_of_an_older_release_is_found_again(tmp_path):
+    cell = small_cells(tmp_path, "embedded")[0]
+    cell.directory.mkdir(parents=True)
+    (cell.directory / "result.json").write_text('{"row": "absolute", "seed": 0, "correct": [[1]]}')
+    assert read_result(cell) is None
 
 
 def test_a_damaged_result_is_named(tmp_path):

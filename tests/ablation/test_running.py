@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,25 +14,36 @@ from ablation.small import ROWS, small_cells, write_images
 
 from irpe.ablation.cells import run_cell
 from irpe.ablation.costs import measure_row_costs, tasks_of_rows
+from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.report import AblationReport, markdown_table
 from irpe.ablation.rows import AblationRow
-from irpe.ablation.running import NoBoard, run_cells
+from irpe.ablation.running import remaining, run_cells
 from irpe.ablation.statistics import collect_rows
+from irpe.ablation.worker import CellState
 from irpe.tasks.classify.task import open_task
 from irpe.train.signals import StoppedError
 
 
-class Watch(NoBoard):
-    def __init__(self, act=lambda cell, fraction: None):
-        self.ended, self.act = {}, act
+class Watch:
+    """Listens, and acts once on each cell that is in the middle of its training."""
 
-    def step(self, cell, fraction, remaining):
-        assert 0 < fraction <= 1
-        assert remaining >= 0
-        self.act(cell, fraction)
+    def __init__(self, act=lambda cell: None):
+        self.ended, self.act, self.seen = {}, act, set()
 
-    def end(self, cell, found):
-        self.ended[cell.name] = found
+    def __call__(self, event):
+        if event.result is not None:
+            self.ended[event.work] = event.result
+            return
+        assert 0 <= event.done <= event.total
+        assert event.values.get("remaining", 0) >= 0
+        if event.done and event.work not in self.seen:
+            self.seen.add(event.work)
+            self.act(event.work)
+
+
+def run_locally(cells, jobs, listen=lambda event: None):
+    with LocalProcesses(jobs) as processes:
+        return run_cells(cells, processes, listen)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +55,7 @@ def data(tmp_path_factory):
 def finished(tmp_path_factory, data):
     """The cells of two rows and two seeds, and what they found, two at a time."""
     cells, watch = small_cells(tmp_path_factory.mktemp("ablation"), data), Watch()
-    outcome = run_cells(cells, 2, board=watch)
+    outcome = run_locally(cells, 2, watch)
     assert not outcome.failures
     assert set(watch.ended) == {cell.name for cell in cells}
     return cells, outcome.results
@@ -52,7 +64,7 @@ def finished(tmp_path_factory, data):
 def test_one_at_a_time_and_in_this_process_find_the_same(finished, tmp_path, data):
     cells, results = finished
     assert [(r.row, r.seed) for r in results] == [(c.row.name, c.config.seed) for c in cells]
-    assert run_cells(small_cells(tmp_path / "1", data), 1).results == results
+    assert run_locally(small_cells(tmp_path / "1", data), 1).results == results
     assert run_cell(small_cells(tmp_path / "2", data)[1]) == results[1]
 
 
@@ -60,51 +72,86 @@ def test_finished_cells_are_not_run_again(finished):
     cells, results = finished
     stamps = [(cell.directory / "checkpoint.pt").stat().st_mtime_ns for cell in cells]
     watch = Watch()
-    assert run_cells(cells, 2, board=watch).results == results
+    assert run_locally(cells, 2, watch).results == results
     assert list(watch.ended.values()) == results
     assert stamps == [(c.directory / "checkpoint.pt").stat().st_mtime_ns for c in cells]
 
 
 def test_cells_that_fail_are_named_and_the_others_go_on(tmp_path, data):
     rows = [AblationRow("far", "sasa@2", "none"), *ROWS]  # the grid is larger than its tables
-    cells = small_cells(tmp_path, data, 1, rows)
+    cells = small_cells(tmp_path, data, 1, rows, epochs=200)
 
-    def kill(cell, fraction):
-        if cell.row.name == "K":
-            os.kill(int((cell.directory / ".lock").read_text().split()[1]), signal.SIGKILL)
+    def kill(name):
+        if name == "K, seed 0":
+            os.kill(int((cells[2].directory / ".lock").read_text().split()[1]), signal.SIGKILL)
 
-    outcome = run_cells(cells, 2, board=Watch(kill))
+    outcome = run_locally(cells, 2, Watch(kill))
     assert [result.row for result in outcome.results] == ["absolute"]
     far, killed = sorted(outcome.failures, key=lambda failure: failure.cell.row.name != "far")
     assert "far, seed 0 failed: UserError: grid 4x4 is larger than the tables" in str(far)
     assert "Traceback" in (far.cell.directory / "output.txt").read_text()
-    assert "K, seed 0 failed: its process was ended by SIGKILL, perhaps for lack of" in str(killed)
-    again = run_cells(cells[1:], 2)  # the one that was killed goes on from its checkpoint
+    assert "K, seed 0 failed: its process was ended by SIGKILL" in str(killed)
+    again = run_locally(cells[1:], 2)  # the one that was killed goes on from its checkpoint
     assert [result.row for result in again.results] == ["absolute", "K"]
 
 
-def test_all_cells_stop_together_and_go_on_as_if_they_had_not(finished, tmp_path, data):
-    cells = small_cells(tmp_path, data)
+def test_all_cells_stop_together_and_go_on_as_if_they_had_not(tmp_path, data):
+    cells = small_cells(tmp_path / "stopped", data, epochs=100)
     asked = []
 
-    def stop(cell, fraction):
+    def stop(name):
         if not asked:  # a second time it would end at once
-            asked.append(cell)
+            asked.append(name)
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(StoppedError, match=r"stopped after . of 4 cells, all saved"):
-        run_cells(cells, 2, board=Watch(stop))
+        run_locally(cells, 2, Watch(stop))
     assert not (cells[3].directory / "result.json").exists()
-    assert run_cells(cells, 2).results == finished[1]
+    expected = run_locally(small_cells(tmp_path / "whole", data, epochs=100), 2).results
+    assert run_locally(cells, 2).results == expected
+
+
+class Threads:
+    """An executor as simple as can be: a thread for each cell, a few at a time."""
+
+    def __init__(self, jobs):
+        self.pool = ThreadPoolExecutor(jobs)
+
+    def submit(self, work, cell):
+        return self.pool.submit(work, cell)
+
+
+def test_anything_with_submit_runs_cells(finished, tmp_path, data):
+    cells = small_cells(tmp_path, data)[:2]
+    assert run_cells(cells, Threads(2)).results == finished[1][:2]
+
+
+def test_the_cells_of_a_foreign_executor_fail_by_name(tmp_path, data):
+    cells = small_cells(tmp_path, data, 1, [AblationRow("far", "sasa@2", "none")])
+    (failure,) = run_cells(cells, Threads(1)).failures
+    assert "UserError: grid 4x4 is larger than the tables" in failure.reason
+
+
+def test_the_remaining_time_is_that_of_like_cells(tmp_path):
+    cells = small_cells(tmp_path, "embedded")  # absolute, K, absolute, K
+    assert remaining(cells, {}) is None
+    states = {
+        "absolute, seed 0": CellState(done=30, total=100, first=20, seconds=10.0),  # 1 s a step
+        "K, seed 0": CellState(done=10, total=100, first=0, seconds=30.0),
+    }
+    assert remaining(cells, states) == pytest.approx((70 * 1 + 90 * 3 + 100 * 1 + 100 * 3) / 2)
+    assert remaining(cells[3:], states) == pytest.approx(300)  # one cell has one job
 
 
 PARENT = """
 import sys
 from pathlib import Path
 from ablation.small import small_cells
+from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.running import run_cells
 if __name__ == "__main__":
-    run_cells(small_cells(Path(sys.argv[1]), sys.argv[2], 1, epochs=5000), 2)
+    with LocalProcesses(2) as processes:
+        run_cells(small_cells(Path(sys.argv[1]), sys.argv[2], 1, epochs=5000), processes)
 """
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from ablation.small import ENCODED, ROWS, small_cells, write_images
+from ablation.small import ENCODED, ROWS, cell_result, small_cells, write_images
 from train import streets
 from train.little import CONFIG
 from train.streets import make_streets
@@ -12,7 +12,6 @@ from irpe.ablation.answer import answer
 from irpe.ablation.cells import read_result, run_cell
 from irpe.ablation.costs import RowCost
 from irpe.ablation.report import AblationReport
-from irpe.ablation.results import ClassifierResult
 from irpe.ablation.rows import AblationRow, modern_rows
 from irpe.ablation.statistics import collect_rows
 from irpe.ablation.tuning import (
@@ -39,7 +38,7 @@ def trials(search, correct):
     """Trials that classify so many of 10 images correctly, by factor and seed."""
     rows = search.candidates()
     return [
-        ClassifierResult(rows[factor].name, seed, (tuple(n < count for n in range(10)),) * 3, 99.0)
+        cell_result(rows[factor].name, seed, count, count, count, images=10)
         for factor, counts in correct.items()
         for seed, count in enumerate(counts)
     ]
@@ -77,10 +76,10 @@ def test_a_trial_reads_no_test_image(tmp_path):
     assert read_result(cell) == result
     train, held_out = hold_out(open_split(data, "train"), HELD_OUT)
     assert not {*train.indices} & {*held_out.indices}
-    assert len(held_out) == len(result.correct[0]) == 5
+    assert len(held_out) == len(result.score().values) == 5
     task = ClassificationTask(cell.config, train, held_out)
     score = task.evaluate(load_run(cell.directory), make_accelerator())
-    assert score.correct == result.correct[0]
+    assert score.top1 == pytest.approx(result.score().value)
 
 
 def test_the_best_factor_of_each_row_is_taken():
@@ -108,8 +107,7 @@ def test_the_report_says_what_was_tried(tmp_path):
     searches = collect_searches([K], trials(K, {1.0: (1, 2), 5.0: (8, 7), 20.0: (3, 3)}))
     rows = choose_rates(ROWS, searches)
     cells = small_cells(tmp_path, BASE.data, 2, rows)
-    correct = ((True, False, True),) * 3
-    results = [ClassifierResult(cell.row.name, cell.config.seed, correct, 99.0) for cell in cells]
+    results = [cell_result(cell.row.name, cell.config.seed, 40, 40, 40) for cell in cells]
     found = collect_rows(rows, results, {row.name: RowCost(1, 1, 1.0) for row in rows})
     report = AblationReport("Ablation", "laptop", found, cells, {}, (), searches)
     content = report.as_json()
@@ -118,14 +116,13 @@ def test_the_report_says_what_was_tried(tmp_path):
     search = content["search"][0]
     assert (search["row"], search["rate"], search["chosen"]) == ("K", "table_lr", 5.0)
     assert search["tried"][2] == {"factor": 5.0, "seed": 0, "top1": [80.0, 80.0, 80.0]}
-    assert any("searched on held-out training images: K 5." in line for line in report.answer())
+    assert any("searched on held-out training images: K 5." in line for line in report.lines())
     assert tuning_table(searches) in report.as_markdown()
-    none, all_of_them = ((False,) * 40,) * 3, ((True,) * 40,) * 3
     ahead = [
-        replace(row, results=tuple(replace(result, correct=correct) for result in row.results))
-        for row, correct in zip(found, (none, all_of_them), strict=True)
+        replace(row, results=tuple(cell_result(row.name, seed, count) for seed in range(2)))
+        for row, count in zip(found, (0, 100), strict=True)
     ]
-    assert answer(ahead, "laptop", "cats")[-1].endswith("--absolute none --table-lr 5")
+    assert answer(ahead, "laptop", "cats").next_command.endswith("--absolute none --table-lr 5")
 
 
 def test_rates_of_segmenters_are_searched_on_held_out_training_images(tmp_path):
@@ -138,7 +135,7 @@ def test_rates_of_segmenters_are_searched_on_held_out_training_images(tmp_path):
     cell = plan_trials([K], base, tmp_path)[0]
     result = run_cell(cell)
     assert read_result(cell) == result
-    assert len(result.images) == 2
+    assert len(result.score().values) == 2
     tried = [replace(result, row=row.name) for row in K.candidates().values()]
     table = tuning_table(collect_searches([K], tried))
-    assert f"| {result.score():.1f} |" in table
+    assert f"| {result.score().value:.1f} |" in table

@@ -6,6 +6,8 @@ import timm
 import torch
 from torch import nn
 
+from irpe.adapters.grids import LAST
+
 
 def perturb(model, seed=0, size=0.2):
     """Moves every parameter, so that no zero and no tiny layer scale hides the attention."""
@@ -74,7 +76,7 @@ def state_of(model):
         return sorted(value) if isinstance(value, set) else id(value)
 
     return {
-        name: (type(module), {key: identity(value) for key, value in vars(module).items()})
+        name: (type(module), {k: identity(v) for k, v in vars(module).items() if k != LAST})
         for name, module in model.named_modules()
     }
 

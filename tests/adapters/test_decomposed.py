@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import irpe
-from irpe.adapters.decomposed import change_decomposed, check_convertible, convert_decomposed
+from irpe.adapters.decomposed import check_convertible, convert_decomposed
 
 GRID, DIM = (3, 5), 8
 
@@ -44,21 +44,15 @@ def test_tables_give_what_the_vectors_gave(text):
     attention = Attention(f"cross-contextual-{text}")
     q, k = torch.randn(2, 2, 2, 15, DIM).unbind(0)
     expected = own_scores(attention, q).detach()
-    own = [attention.rel_pos_h, attention.rel_pos_w]
-    undo = convert_decomposed(attention, NAMES)
+    convert_decomposed(attention, NAMES, attention.rpe)
     scores = attention.rpe.scores(q, k, grid=GRID) * DIM**-0.5
     torch.testing.assert_close(scores, expected)
-    assert attention.rel_pos_h is None
-    assert attention.rel_pos_w is None
-    undo()
-    assert attention.rel_pos_h is own[0]
-    assert attention.rel_pos_w is own[1]
 
 
 def test_offsets_beyond_the_hosts_repeat_its_outermost():
     attention = Attention("cross-contextual-k@clip9")
     outermost = attention.rel_pos_w[[0, -1]].detach() * DIM**0.5
-    convert_decomposed(attention, NAMES)
+    convert_decomposed(attention, NAMES, attention.rpe)
     table = attention.rpe.key_tables[1][0]
     torch.testing.assert_close(table[:6], outermost[:1].expand(6, DIM))
     torch.testing.assert_close(table[-6:], outermost[1:].expand(6, DIM))
@@ -74,15 +68,5 @@ REFUSED = [
 def test_encodings_that_cannot_hold_the_vectors_are_refused(text):
     attention = Attention(text)
     with pytest.raises(ValueError, match=r"up to 4 rows or columns: .*cross-contextual-k@clip4'"):
-        convert_decomposed(attention, NAMES)
-    assert attention.rel_pos_h is not None
+        convert_decomposed(attention, NAMES, attention.rpe)
     check_convertible(irpe.RPESpec.parse("cross-contextual-k@clip4"), GRID)
-
-
-def test_what_a_site_changes():
-    attention = Attention("cross-contextual-k@clip4")
-    assert change_decomposed(attention, NAMES, "keep") == []
-    for change in change_decomposed(attention, NAMES, "drop"):
-        change()
-    assert list(dict(attention.named_parameters())) == ["rpe.key_tables.0", "rpe.key_tables.1"]
-    assert all((table == 0).all() for table in attention.rpe.parameters())

@@ -38,5 +38,5 @@ def test_a_grid_can_be_given():
 
 
 def test_what_is_no_module_is_refused():
-    with pytest.raises(TypeError, match=r"is not a torch\.nn\.Module"):
+    with pytest.raises(TypeError, match=r"not a torch\.nn\.Module"):
         irpe.supported(torch.zeros(3))

@@ -101,23 +101,33 @@ def test_loaded_models(tmp_path):
     irpe.save_equipped(irpe.equip(plain, SPEC, absolute="none"), tmp_path / "without")
     loaded = irpe.load_equipped(tmp_path / "without")
     before = state_of(loaded)
-    with pytest.raises(ValueError, match="was loaded: it does not have the absolute encoding"):
+    with pytest.raises(ValueError, match="no absolute encoding any more"):
         irpe.unequip(loaded)
     assert state_of(loaded) == before
     irpe.unequip(plain)
     assert torch.equal(plain(x), expected)
+    filled = irpe.load_equipped(tmp_path / "without", model=copy.deepcopy(plain))
+    assert not torch.equal(filled(x), expected)
+    irpe.unequip(filled)  # which has what was removed from it
+    assert torch.equal(filled(x), expected)
 
 
 @pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_are_refused_and_stay(twin):
-    model = irpe.equip(make_vit(), SPEC)
-    other = twin(model)
+@pytest.mark.parametrize("absolute", ["keep", "none"])
+def test_copies_become_plain_by_themselves(twin, absolute):
+    model, x = make_vit(), images()
+    expected = model(x)
+    fill_tables(irpe.equip(model, SPEC, absolute=absolute))
+    equipped, other = model(x), twin(model)
+    torch.testing.assert_close(other(x), equipped)
+    assert irpe.unequip(other).keys() == set(table_names(model))
+    assert torch.equal(other(x), expected)
+    assert torch.equal(model(x), equipped)
     before = state_of(other)
-    with pytest.raises(ValueError, match=r"is a copy of an equipped model.*before it is copied"):
-        irpe.unequip(other)
-    assert state_of(other) == before
-    irpe.unequip(model)  # leaves the copy alone
-    assert state_of(other) == before
+    irpe.unequip(model)
+    assert torch.equal(model(x), expected)
+    assert {n: s[0] for n, s in state_of(other).items()} == {n: s[0] for n, s in before.items()}
+    assert not any(p is q for p, q in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_a_plain_model_has_nothing_to_take_out():

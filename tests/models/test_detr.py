@@ -1,5 +1,7 @@
 """DETR by the names of its original release."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -97,7 +99,8 @@ def test_a_file_of_the_original_layout_gives_the_same_model(tmp_path, text):
     loaded.double()
     grid = (2, 3)
     x, position = torch.randn(2, 1, 6, 16, dtype=torch.float64)
-    loaded.model.encoder.layers[0].self_attn.rpe_grid.grid = grid
+    for attention in equipped_attentions(loaded).values():
+        attention.rpe_grid = replace(attention.rpe_grid, initial=grid)
     for attention, own in zip(equipped_attentions(loaded).values(), tables, strict=True):
         parts = attention.q_proj(x + position), attention.k_proj(x + position), attention.v_proj(x)
         q, k, v = (part.unflatten(-1, (2, -1)).transpose(1, 2) for part in parts)

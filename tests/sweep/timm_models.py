@@ -15,8 +15,9 @@ from torch import nn
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions, table_names
+from irpe.adapters.hosts import full_name
 from irpe.adapters.hosts.timm import REFUSED
-from irpe.adapters.refusals import is_attention, name_of
+from irpe.adapters.refusals import is_attention
 
 SPEC = "product-contextual-k"
 MOST_PARAMETERS = 60_000_000  # of a model that is run
@@ -86,7 +87,7 @@ def judge(name: str) -> tuple[Row | None, int]:
 
 def is_known(module: nn.Module) -> bool:
     """Returns whether a module is an attention, or one that a reason is given for."""
-    return is_innermost(module) or name_of(type(module)) in REFUSED
+    return is_innermost(module) or full_name(type(module)) in REFUSED
 
 
 def is_innermost(module: nn.Module) -> bool:
@@ -105,7 +106,7 @@ def what_is_equipped(model: nn.Module) -> str:
 
 def short_name(kind: type) -> str:
     """Returns the name of a class with its module, as seen from timm's folders."""
-    return name_of(kind).removeprefix("timm.").removeprefix("models.").removeprefix("layers.")
+    return full_name(kind).removeprefix("timm.").removeprefix("models.").removeprefix("layers.")
 
 
 def try_out(row: Row) -> str:

@@ -67,10 +67,9 @@ def test_models_that_rotate_or_have_a_temperature(name):
         torch.testing.assert_close(call.attention() @ v[0], out[0].detach())
     assert not torch.allclose(call.attention(), call.attention_without())
     q, k, _, named = given[0]
-    if named.get("rotate") is not None:
-        q, k = named["rotate"](q), named["rotate"](k)
     temperature, mask = named.get("temperature"), named.get("attn_mask")
-    scores = q @ k.mT * (named.get("scale") if temperature is None else temperature)
+    scale = named.get("scale") or q.shape[-1] ** -0.5
+    scores = q @ k.mT * (scale if temperature is None else temperature)
     scores = scores if mask is None else scores + mask
     torch.testing.assert_close(call.attention_without(), scores.softmax(-1).mean(0).detach())
 

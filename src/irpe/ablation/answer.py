@@ -1,15 +1,24 @@
-"""What to do on these images, in words: cost beside gain, and no more than the data supports."""
+"""What to do on these images, as a value and in words: no more than the data supports."""
 
 import dataclasses
 import json
 import shlex
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from irpe.ablation.rotary import rotary_or_relative
 from irpe.ablation.rows import AblationRow
-from irpe.ablation.statistics import RowResult, compare, difference
+from irpe.ablation.statistics import (
+    RowResult,
+    compare,
+    digits_of,
+    find_probabilities,
+    find_seeds,
+    unmoved,
+)
 from irpe.ablation.tuning import FACTORS_TEXT
+from irpe.ablation.verdicts import CONFIDENCE, MOST_SEEDS, adjust
 from irpe.core.encodings import Joined, parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.profile.catalogue import LINES
@@ -21,15 +30,51 @@ _OF_ROWS = {"data", "encoding", "absolute", "seed"}  # named elsewhere
 _RATES = {"table_lr", "absolute_lr"}  # of rows as well, where they were searched
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What the results of an ablation support.
+
+    Args:
+        choice: The row to use on images as they are; `None` where nothing is recommended.
+        headline: What to do, in a sentence.
+        reasons: What else the results say, a sentence each.
+        next_command: What to do next: a command, or how to change this one.
+
+    Examples:
+        >>> from irpe.ablation import Answer
+        >>> Answer("K", "Use K.", (), "irpe train laptop --encoding K").lines()
+        ['Use K.', 'Next: irpe train laptop --encoding K']
+    """
+
+    choice: str | None
+    headline: str
+    reasons: tuple[str, ...]
+    next_command: str
+
+    def lines(self) -> list[str]:
+        """Returns all of it, the headline first."""
+        return [self.headline, *self.reasons, f"Next: {self.next_command}"]
+
+
 def find_reference(rows: Sequence[RowResult]) -> RowResult:
     """Returns the row that others are compared with: absolute, else the first with an effect."""
-    plain = [row for row in rows if (row.row.encoding, row.row.absolute) == ("none", "keep")]
+    plain = [row for row in rows if is_absolute(row.row)]
     active = [row for row in rows if not row.is_idle]
     return (plain or active or list(rows))[0]
 
 
-def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = "") -> list[str]:
-    """Returns what to do, what the encodings are, and the next command.
+def is_absolute(row: AblationRow) -> bool:
+    """Returns whether a row is the model's own absolute encoding alone."""
+    return (row.encoding, row.absolute) == ("none", "keep")
+
+
+def comparable(rows: Sequence[RowResult]) -> list[RowResult]:
+    """Returns the rows that a verdict may rest on: their encoding acts, they left chance."""
+    return [row for row in rows if not (row.is_idle or row.is_at_chance)]
+
+
+def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = "") -> Answer:
+    """Returns what to do, why, and the next command.
 
     Args:
         rows: The results.
@@ -37,37 +82,73 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = ""
         data: The data, as in a configuration.
         settings: What else the cells had in place of the recipe's own, as options.
     """
-    reference = find_reference(rows)
-    idle = [row for row in rows if row.is_idle]
-    others = [row for row in rows if row is not reference and not row.is_idle]
-    text = [
-        f"{row.name} is no comparison: its encoding is next to nothing (without it the attention's "
-        f"output changes by {row.effect:.2%}); {_remedy(row)}."
-        for row in idle
-    ]
-    choice = reference
-    if min(len(row.results) for row in rows) < 2:
-        text.append("One seed: how much seeds differ is not known, so nothing is recommended.")
-    elif others:
-        choice, words = _as_they_are(reference, others)
-        text.append(words)
-        if _moves(reference):
-            text.append(_moved(reference, others))
-        text += rotary_or_relative(others)
-    text += [*_rates(rows), *_meanings(rows)]
-    if idle and not others:
-        has_rate = any("--table-lr" in _remedy(row) for row in idle)
-        more = " or a higher --table-lr" if has_rate else ""
-        return [*text, f"Next: the same command with more --epochs{more}, and another -o"]
+    reference, sound = find_reference(rows), comparable(rows)
+    others = [row for row in sound if row is not reference]
+    beside = (*_left_out(rows), *_warnings(rows), *_rates(rows), *_meanings(rows))
     if len(rows) == 1:
-        return ["One row: there is nothing to compare it with.", *text, _another_row(reference.row)]
-    return [*text, f"Next: {_next_command(choice, recipe, data, settings)}"]
+        headline = "One row: there is nothing to compare it with."
+        other = "K=product-contextual-k" if is_absolute(reference.row) else "absolute=none,keep"
+        step = f"the same command with another row, as in --row {other}"
+        return Answer(None, headline, beside, step)
+    if reference.is_at_chance or not others:
+        return _no_ground(rows, reference, beside)
+    if min(len(row.results) for row in rows) < 2:
+        headline = "One seed: how much seeds differ is not known, so nothing is recommended."
+        return Answer(None, headline, beside, "the same command with --seeds 3")
+    choice, headline = _as_they_are(reference, others)
+    reasons = list[str]()
+    if (none := _unneeded(sound)) is not None:
+        headline = (
+            "Position does not matter on these images, as far as these seeds can tell: "
+            f"{none.name} ties with every other row."
+        )
+        choice = reference
+    if reference.shifts[1:]:
+        reasons.append(_moved(reference, others))
+    reasons += rotary_or_relative(others)
+    reasons += [
+        *_chances(reference, others),
+        *_most_probable(sound),
+        *_ties(choice, reference, others),
+    ]
+    if not any(row.row.rates for row in rows) and any(learns_tables(r.row.encoding) for r in rows):
+        reasons.append(
+            "All rows had one learning rate for their tables; --tune (with another -o) gives each "
+            "encoding its best one."
+        )
+    return Answer(
+        choice.name, headline, (*reasons, *beside), _next_command(choice, recipe, data, settings)
+    )
 
 
-def _another_row(row: AblationRow) -> str:
-    is_absolute = (row.encoding, row.absolute) == ("none", "keep")
-    other = "K=product-contextual-k" if is_absolute else "absolute=none,keep"
-    return f"Next: the same command with another row, as in --row {other}"
+def _no_ground(rows: Sequence[RowResult], reference: RowResult, beside: tuple[str, ...]) -> Answer:
+    """Returns the answer where there is nothing to compare, or nothing to compare with."""
+    stuck = [row for row in rows if row.is_at_chance]
+    if stuck and reference.is_at_chance:
+        names, verb = _listed([row.name for row in stuck]), "has" if len(stuck) == 1 else "have"
+        chance = _score(reference, reference.chance or 0.0)
+        headline = f"{names} {verb} not left chance ({chance}): train longer before you compare."
+        return Answer(None, headline, beside, "the same command with more --epochs, and another -o")
+    has_rate = any("--table-lr" in _remedy(row) for row in rows if row.is_idle)
+    more = " or a higher --table-lr" if has_rate else ""
+    headline = "Nothing here can be compared: see below."
+    step = f"the same command with more --epochs{more}, and another -o"
+    return Answer(None, headline, beside, step)
+
+
+def _left_out(rows: Sequence[RowResult]) -> Iterator[str]:
+    """Yields why rows are not compared."""
+    for row in rows:
+        if row.is_idle:
+            yield (
+                f"{row.name} is not compared: its encoding is next to nothing (without it the "
+                f"attention's output changes by {row.effect:.2%}); {_remedy(row)}."
+            )
+        elif row.is_at_chance and row is not find_reference(rows):
+            yield (
+                f"{row.name} is not compared: it has not clearly left chance "
+                f"({_score(row, row.chance or 0.0)}) in every seed; train longer, or it cannot."
+            )
 
 
 def _remedy(row: RowResult) -> str:
@@ -75,23 +156,42 @@ def _remedy(row: RowResult) -> str:
     return "train longer, or raise --table-lr" if has_rate else "train longer"
 
 
-def _rates(rows: Sequence[RowResult]) -> list[str]:
-    """Returns the rates that were searched, if they were."""
+def _warnings(rows: Sequence[RowResult]) -> Iterator[str]:
+    """Yields what weakens a comparison: several kinds of machines, a busy machine."""
+    machines = [result.machine for row in rows for result in row.results]
+    for fact in dict.fromkeys(name for machine in machines for name in machine):
+        found = dict.fromkeys(machine.get(fact, "unknown") for machine in machines)
+        if len(found) > 1:
+            yield (
+                f"The cells ran with several {fact}s ({', '.join(found)}): small differences may "
+                "be those of the machines."
+            )
+    noisy = [row for row in rows if row.cost.is_noisy]
+    if noisy:
+        names, most = _listed([row.name for row in noisy]), max(row.cost.noise for row in noisy)
+        yield (
+            f"The machine was busy when steps were timed: those of {names} are off by up to "
+            f"{most:.0%}."
+        )
+
+
+def _rates(rows: Sequence[RowResult]) -> Iterator[str]:
+    """Yields the rates that were searched, if they were."""
     found = [f"{row.name} {factor:g}" for row in rows for factor in row.row.rates.values()]
-    if not found:
-        return []
-    return [
-        f"Learning rates of tables (or of a learned absolute encoding): the best of {FACTORS_TEXT} "
-        f"times the model's, searched on held-out training images: {', '.join(found)}."
-    ]
+    if found:
+        yield (
+            f"Learning rates of tables (or of a learned absolute encoding): the best of "
+            f"{FACTORS_TEXT} times the model's, searched on held-out training images: "
+            f"{', '.join(found)}."
+        )
 
 
-def _meanings(rows: Sequence[RowResult]) -> list[str]:
-    """Returns what the encodings are, a line for each meaning."""
+def _meanings(rows: Sequence[RowResult]) -> Iterator[str]:
+    """Yields what the encodings are, a line for each meaning."""
     names: dict[str, list[str]] = {}
     for row in rows:
         names.setdefault(describe(row.row), []).append(row.name)
-    return [f"{', '.join(of)}: {meaning}." for meaning, of in names.items() if meaning]
+    yield from (f"{', '.join(of)}: {meaning}." for meaning, of in names.items() if meaning)
 
 
 def describe(row: AblationRow) -> str:
@@ -116,28 +216,38 @@ def describe(row: AblationRow) -> str:
     return f"{each} for each relative position ({encoding.method}), multiplied with {joined}{tail}"
 
 
-def _moves(row: RowResult) -> tuple[int, ...]:
-    return row.measure.shifts[1:]
-
-
 def _as_they_are(reference: RowResult, others: Sequence[RowResult]) -> tuple[RowResult, str]:
-    better = [row for row in others if compare(row, reference) == "better"]
+    """Returns the row to use on images as they are, and the sentence that says so."""
+    where = unmoved(reference)
+    better = [row for row in others if compare(row, reference).verdict == "better"]
     if better:
-        best = max(better, key=lambda row: row.mean())
-        equal = [row for row in better if row is best or compare(row, best) == "tie"]
+        best = max(better, key=lambda row: row.merit())
+        equal = [row for row in better if row is best or compare(row, best).verdict == "tie"]
         choice = min(equal, key=lambda row: row.cost.step)
-        where = reference.measure.unmoved
-        words = f"{where}: use {choice.name}, {difference(choice, reference)} points"
-        return choice, f"{words} over {reference.name}, at {_cost(choice, reference)}."
-    best = max(others, key=lambda row: row.mean())
-    found = {"tie": "is a tie", "worse": "is worse"}[compare(best, reference)]
-    where = reference.measure.unmoved
+        gain = _gain(choice, reference)
+        return choice, (
+            f"{where}: use {choice.name}, {gain} over {reference.name}, at "
+            f"{_cost(choice, reference)}."
+        )
+    best = max(others, key=lambda row: row.merit())
+    found = {"tie": "is a tie", "worse": "is worse"}[compare(best, reference).verdict]
     words = (
         f"{where}: keep {reference.name}. The best of the others, {best.name}, {found} "
-        f"({difference(best, reference)}) at {_cost(best, reference)}"
+        f"({_gain(best, reference)}) at {_cost(best, reference)}"
     )
-    is_dearer = best.cost.step > 1.05 * reference.cost.step
+    noise = max(best.cost.noise, reference.cost.noise)
+    is_dearer = best.cost.step > (1.05 + noise) * reference.cost.step
     return reference, words + (": not worth it here." if is_dearer else ".")
+
+
+def _unneeded(rows: Sequence[RowResult]) -> RowResult | None:
+    """Returns the row without any position if it ties with every other row."""
+    without = [row for row in rows if (row.row.encoding, row.row.absolute) == ("none", "none")]
+    others = [row for row in rows if row not in without]
+    if not (without and others):
+        return None
+    is_tied = all(compare(row, without[0]).verdict == "tie" for row in others)
+    return without[0] if is_tied else None
 
 
 def _moved(reference: RowResult, others: Sequence[RowResult]) -> str:
@@ -147,7 +257,7 @@ def _moved(reference: RowResult, others: Sequence[RowResult]) -> str:
         return f"If objects move: nothing here is clearly better than {reference.name}."
     best = max(better, key=_overall)
     text = f"If objects move: {_gains(best, reference)}"
-    equal = [row for row in better if compare(row, reference) != "worse"]
+    equal = [row for row in better if compare(row, reference).verdict != "worse"]
     if best in equal or not equal:
         return f"{text}."
     second = max(equal, key=_overall)
@@ -156,23 +266,100 @@ def _moved(reference: RowResult, others: Sequence[RowResult]) -> str:
 
 def _keeps_more(row: RowResult, reference: RowResult) -> bool:
     """Returns whether a row is better than another on moved images, and not only there."""
-    verdicts = [compare(row, reference, shift) for shift in _moves(row)]
+    verdicts = [compare(row, reference, shift).verdict for shift in row.shifts[1:]]
     is_better = "better" in verdicts and "worse" not in verdicts
     return is_better and _overall(row) > _overall(reference)
 
 
 def _overall(row: RowResult) -> float:
-    return statistics.mean(row.mean(shift) for shift in row.measure.shifts)
+    return statistics.mean(row.merit(shift) for shift in row.shifts)
 
 
 def _gains(row: RowResult, reference: RowResult) -> str:
-    gains = [f"{difference(row, reference, shift)} moved by {shift}" for shift in _moves(row)]
-    as_they_are = f"as they are {difference(row, reference)}"
+    digits = digits_of(row.measure)
+    gains = [
+        f"{compare(row, reference, shift).text(digits)} moved by {shift}"
+        for shift in row.shifts[1:]
+    ]
+    as_they_are = f"as they are {compare(row, reference).text(digits)}"
     return f"use {row.name}, {', '.join([*gains, as_they_are])}, at {_cost(row, reference)}"
 
 
+def _gain(row: RowResult, reference: RowResult) -> str:
+    points = " points" if row.measure.unit == "%" else ""
+    return f"{compare(row, reference).text(digits_of(row.measure))}{points}"
+
+
+def _score(row: RowResult, value: float) -> str:
+    unit = " %" if row.measure.unit == "%" else ""
+    return f"{value:.{digits_of(row.measure)}f}{unit}"
+
+
 def _cost(row: RowResult, reference: RowResult) -> str:
-    return f"{row.cost.step / reference.cost.step:.1f}x the time of a step"
+    noise = max(row.cost.noise, reference.cost.noise)
+    busy = f" (± {noise:.0%}, busy machine)" if row.cost.is_noisy or reference.cost.is_noisy else ""
+    return f"{row.cost.step / reference.cost.step:.1f}x the time of a step{busy}"
+
+
+def _chances(reference: RowResult, others: Sequence[RowResult]) -> Iterator[str]:
+    """Yields what many comparisons do to chance."""
+    if len(others) < 2:
+        return
+    found = [compare(row, reference) for row in others]
+    together = adjust([each.p_value for each in found])
+    claimed = [row for row, each in zip(others, found, strict=True) if each.verdict != "tie"]
+    held = [
+        row
+        for row, p_value in zip(others, together, strict=True)
+        if row in claimed and p_value < 1 - CONFIDENCE
+    ]
+    text = (
+        f"{len(others)} rows are compared with {reference.name}, each with a chance of at most 5 % "
+        "to be called better by mistake"
+    )
+    if not claimed:
+        yield f"{text}."
+    elif len(held) == len(claimed):
+        yield f"{text}; all {len(claimed)} differences hold for all comparisons together (Holm)."
+    else:
+        names = _listed([row.name for row in claimed if row not in held])
+        yield f"{text}; for all comparisons together (Holm) not certain: {names}."
+
+
+def _most_probable(rows: Sequence[RowResult]) -> Iterator[str]:
+    """Yields which rows may be the best one."""
+    found = sorted(zip(find_probabilities(rows), (row.name for row in rows), strict=True))[::-1]
+    likely = [f"{name} {probability:.0%}" for probability, name in found if probability >= 0.05]
+    yield f"Probability of being the best row on images as they are: {', '.join(likely)}."
+
+
+def _ties(choice: RowResult, reference: RowResult, others: Sequence[RowResult]) -> Iterator[str]:
+    """Yields what would settle the tie of the best other row, and what that costs."""
+    ties = [row for row in others if compare(row, reference).verdict == "tie"]
+    if choice is not reference or not ties:
+        return
+    best = max(ties, key=lambda row: row.merit())
+    seeds = find_seeds(best, reference)
+    if seeds is None:
+        yield (
+            f"{best.name} and {reference.name}: not even {MOST_SEEDS} seeds each would settle this "
+            "tie, if means and noise stay as they are."
+        )
+        return
+    more = [seeds - len(row.results) for row in (best, reference)]
+    text = (
+        f"{best.name} and {reference.name}: {seeds} seeds each would settle this tie, if means and "
+        "noise stay as they are"
+    )
+    known = [row.seconds for row in (best, reference)]
+    if None not in known:
+        minutes = sum(n * (t or 0.0) for n, t in zip(more, known, strict=True)) / 60
+        text += f", about {max(minutes, 1):.0f} minutes of one cell at a time"
+    yield f"{text}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def changed_settings(config: RunConfig, recipe: str, is_tuned: bool = False) -> str:
@@ -201,8 +388,6 @@ def changed_settings(config: RunConfig, recipe: str, is_tuned: bool = False) -> 
 
 
 def _next_command(choice: RowResult, recipe: str, data: str, settings: str) -> str:
-    if len(choice.results) < 2:
-        return "the same command with --seeds 3"
     if data == EMBEDDED:
         return "irpe ablate --data FOLDER (your images)"
     row = choice.row

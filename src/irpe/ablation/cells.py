@@ -3,17 +3,18 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from irpe.ablation.results import TOP1, CellResult, make_result, parse_result
-from irpe.ablation.rows import AblationRow
+from irpe.ablation.machine import describe_machine
+from irpe.ablation.rows import AblationRow, check_rows
 from irpe.ablation.shifts import classify_shifted
 from irpe.errors import UserError
 from irpe.files import clean_name, write_text
-from irpe.progress import NO_PROGRESS, Progress
+from irpe.progress import NO_PROGRESS, Event, Listener, silent
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.classify.sources import hold_out, open_images
 from irpe.tasks.classify.task import ClassificationTask
@@ -23,11 +24,50 @@ from irpe.tasks.segment.task import open_split as open_pixels_of
 from irpe.train.engine import fit
 from irpe.train.overview import effect_on_images
 from irpe.train.processes import make_accelerator
+from irpe.train.score import Measure, Score
 from irpe.train.task import Task, open_task
 
 AblationConfig = ClassifierConfig | SegmenterConfig
 AblationTask = ClassificationTask | SegmentationTask
 _RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class CellResult:
+    """What a cell found.
+
+    Args:
+        row: The name of the row.
+        seed: The seed.
+        scores: The score under each condition, images as they are first.
+        shifts: How far images were moved under each condition, in patches.
+        effect: How much the attention's output changes without the encoding, if any.
+        seconds: How long it took, unless it was interrupted.
+        machine: What it ran on, by the name of each fact.
+    """
+
+    row: str
+    seed: int
+    scores: tuple[Score, ...]
+    shifts: tuple[int, ...] = (0,)
+    effect: float | None = None
+    seconds: float | None = field(default=None, compare=False)
+    machine: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+
+    def score(self, shift: int = 0) -> Score:
+        """Returns the score of images that were moved by some patches."""
+        return self.scores[self.shifts.index(shift)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what `from_json` takes."""
+        return {**dataclasses.asdict(self), "scores": [score.to_json() for score in self.scores]}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], row: str) -> "CellResult":
+        """Returns the result that `to_json` described, under the name of its row."""
+        fields: dict[str, Any] = {**content, "row": row, "shifts": tuple(content["shifts"])}
+        fields["scores"] = tuple(map(Score.from_json, content["scores"]))
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -69,10 +109,7 @@ def plan_cells(
         directory: Where the cells are stored, each under a name of its own for each configuration.
         held_out: The fraction of the training images to evaluate on; 0: the test images.
     """
-    if seeds < 1:
-        raise UserError(f"seeds = {seeds} must be at least 1")
-    if len({row.name for row in rows}) < len(rows):
-        raise UserError(f"rows {', '.join(row.name for row in rows)}: two have the same name")
+    check_rows(rows, seeds)
     cells: list[Cell] = []
     for seed in range(seeds):
         for row in rows:
@@ -86,22 +123,62 @@ def plan_cells(
     return cells
 
 
-def run_cell(cell: Cell, progress: Progress = NO_PROGRESS) -> CellResult:
+def run_cell(cell: Cell, listen: Listener = silent) -> CellResult:
     """Trains a cell to the end in this process, evaluates it, and writes and returns its result."""
+    began = time.monotonic()
     accelerator = make_accelerator(cell.config.precision)
     if accelerator.num_processes > 1:
         raise UserError("an ablation starts processes of its own: start it without torchrun")
+    is_new = not (cell.directory / "checkpoint.pt").exists()
     task: Any = _open_task(cell)
-    fitted = fit(task, cell.directory, accelerator, progress)
+    fitted = fit(task, cell.directory, accelerator, _Spoken(listen))
     score: Any = fitted.score or task.evaluate(fitted.model, accelerator)
-    shifted: list[tuple[bool, ...]] = []
-    if isinstance(task, ClassificationTask):
-        images, shifts, workers = task.val_images, TOP1.shifts[1:], cell.config.workers
-        shifted = classify_shifted(fitted.model, images, shifts, accelerator, workers)
+    scores, shifts = _scores(task, score, fitted.model, accelerator)
     effect = effect_on_images(task, fitted.model, accelerator)
-    result = make_result(cell.row.name, cell.config.seed, score, shifted, effect)
-    write_text(cell.directory / _RESULT, json.dumps(dataclasses.asdict(result)) + "\n")
+    seconds = round(time.monotonic() - began, 1) if is_new else None
+    machine = describe_machine(accelerator.device)
+    result = CellResult(cell.row.name, cell.config.seed, scores, shifts, effect, seconds, machine)
+    write_text(cell.directory / _RESULT, json.dumps(result.to_json()) + "\n")
     return result
+
+
+def _scores(task: Any, score: Any, model: Any, accelerator: Any) -> tuple[Any, Any]:
+    if not isinstance(task, ClassificationTask):
+        import torch
+
+        counts = torch.tensor(score.images, dtype=torch.float64)
+
+        def miou(c: Any) -> Any:
+            correct, true, predicted = c.unbind(-2)
+            return 100 * (correct / (true + predicted - correct)).nanmean(-1)
+
+        without = miou(counts.sum(0) - counts)
+        values = miou(counts.sum(0)) + (len(counts) - 1) * (without.mean() - without)
+        measures = (Measure("mIoU", "mIoU", "%"), Measure("pixel_accuracy", "pixel accuracy", "%"))
+        details = {"mIoU": float(miou(counts.sum(0))), "pixel_accuracy": score.pixel_accuracy}
+        return (Score(measures, details, tuple(values.tolist()), num_images=len(counts)),), (0,)
+    measures = (Measure("top1", "top-1", "%"), Measure("top5", "top-5", "%"))
+    moved = classify_shifted(model, task.val_images, (1, 2), accelerator, task.config.workers)
+    found = []
+    for correct in (score.correct, *moved):
+        values = tuple(100.0 * each for each in correct)
+        details = {"top1": sum(values) / len(values), "top5": score.top5}
+        found.append(Score(measures, details, values, num_images=len(values)))
+    return tuple(found), (0, 1, 2)
+
+
+class _Spoken:
+    def __init__(self, listen: Listener) -> None:
+        self.listen, self.total = listen, 0
+
+    def start(self, name: str, total: int, done: int = 0) -> None:
+        self.total = total
+        self.listen(Event("training", done, total))
+
+    def step(self, done: int, values: Any) -> None:
+        self.listen(Event("training", done, self.total))
+
+    def report(self, name: str, values: Any) -> None: ...
 
 
 def _open_task(cell: Cell) -> Task:
@@ -131,12 +208,13 @@ def hold_out_of(task: AblationTask, fraction: float) -> AblationTask:
 
 
 def read_result(cell: Cell) -> CellResult | None:
-    """Returns what a cell found; `None` if it has not ended yet."""
+    """Returns what a cell found; `None` if it has not ended yet, or in an older release."""
     path = cell.directory / _RESULT
     if not path.is_file():
         return None
     try:
-        return parse_result(json.loads(path.read_text()), cell.row.name)
+        content = json.loads(path.read_text())
+        return CellResult.from_json(content, cell.row.name) if "scores" in content else None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} is damaged, or of another release: {error!r}; remove {cell.directory}"

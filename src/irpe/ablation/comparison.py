@@ -1,25 +1,49 @@
-"""`ablate`: compares encodings, from Python as `irpe ablate` does it."""
+"""`ablate` and `read_report`: encodings compared from Python, as `irpe ablate` does it."""
 
+import json
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
-from irpe.ablation.cells import AblationConfig, Cell, plan_cells
-from irpe.ablation.costs import measure_row_costs, tasks_of_rows
-from irpe.ablation.folder import claim_folder
-from irpe.ablation.planning import RunPlan, plan_runs
+from irpe.ablation.cells import AblationConfig, Cell, plan_cells, read_result
+from irpe.ablation.costs import RowCost, measure_row_costs, tasks_of_rows
+from irpe.ablation.executors import Executor, LocalProcesses
+from irpe.ablation.folder import claim_folder, read_claim
+from irpe.ablation.machine import choose_jobs, gpus
+from irpe.ablation.planning import check_cells
 from irpe.ablation.report import AblationReport
-from irpe.ablation.results import MEASURES
-from irpe.ablation.rows import AblationRow
-from irpe.ablation.running import Board, NoBoard, Outcome, run_cells
+from irpe.ablation.rows import AblationRow, check_rows
+from irpe.ablation.running import Failure, Outcome, run_cells
 from irpe.ablation.statistics import collect_rows
-from irpe.ablation.tuning import choose_rates, collect_searches, plan_searches, plan_trials
-from irpe.errors import UserStateError
-from irpe.progress import NO_PROGRESS, Progress
+from irpe.ablation.tuning import (
+    SearchResult,
+    choose_rates,
+    collect_searches,
+    plan_searches,
+    plan_trials,
+)
+from irpe.ablation.worker import read_state
+from irpe.errors import UserError, UserStateError
+from irpe.files import write_text
+from irpe.progress import NO_PROGRESS, Event, Listener, silent
 from irpe.train.locks import lock_run
 from irpe.train.task import open_task
+
+_ABOUT = "about.json"  # what the report says beside the results
+
+
+class CellGroup(NamedTuple):
+    """Cells that run now: the `result` of an event of `ablate`.
+
+    Args:
+        title: What their scores are.
+        cells: The cells.
+    """
+
+    title: str
+    cells: Sequence[Cell]
 
 
 @dataclass(frozen=True)
@@ -51,51 +75,15 @@ class Ablation:
     title: str = "Ablation"
     recipe: str = "laptop"
 
-
-class Display(Protocol):
-    """Shows how an ablation goes."""
-
-    def progress(self) -> AbstractContextManager[Progress]:
-        """Returns what is told how the data are opened."""
-        ...
-
-    def begin(self, facts: dict[str, str]) -> None:
-        """It begins; `facts` is what will run, by the name of each fact."""
-        ...
-
-    def board(self, cells: Sequence[Cell], title: str) -> AbstractContextManager[Board]:
-        """Returns what is told how cells go; `title` says what their scores are."""
-        ...
-
-    def measuring(self) -> AbstractContextManager[object]:
-        """The costs are measured while this is entered."""
-        ...
-
-
-class NoDisplay:
-    """Shows nothing."""
-
-    def progress(self) -> AbstractContextManager[Progress]:
-        """Shows nothing."""
-        return nullcontext(NO_PROGRESS)
-
-    def begin(self, facts: dict[str, str]) -> None:
-        """Shows nothing."""
-
-    def board(self, cells: Sequence[Cell], title: str) -> AbstractContextManager[Board]:
-        """Shows nothing."""
-        return nullcontext(NoBoard())
-
-    def measuring(self) -> AbstractContextManager[object]:
-        """Shows nothing."""
-        return nullcontext()
-
-
-NO_DISPLAY = NoDisplay()
+    def __post_init__(self) -> None:
+        check_rows(self.rows, self.seeds)
 
 
 def ablate(
-    ablation: Ablation, jobs: int | None = None, display: Display = NO_DISPLAY
+    ablation: Ablation,
+    executor: Executor | None = None,
+    jobs: int | None = None,
+    listen: Listener = silent,
 ) -> AblationReport:
     """Trains and evaluates each row with each seed, writes a report, and returns it.
 
@@ -104,8 +92,11 @@ def ablate(
 
     Args:
         ablation: What is compared.
-        jobs: How many cells run at a time; `None`: as many as the machine can.
-        display: Is told how it goes.
+        executor: Runs the cells: anything with `submit` in the sense of `concurrent.futures`, such
+            as a Dask client, that has processes which see the folder; `None`: this machine.
+        jobs: How many cells run at a time on this machine; `None`: as many as it can.
+        listen: Hears how it goes: "facts" with what will run, "costs", "cells" with each
+            `CellGroup`, and the steps and the result of each cell by its name.
 
     Examples:
         >>> import irpe.ablation, irpe.recipes
@@ -114,39 +105,164 @@ def ablate(
         >>> ablation = irpe.ablation.Ablation(rows, base, Path("runs/ablation"))
         >>> print(irpe.ablation.ablate(ablation).answer())  # doctest: +SKIP
     """
-    base, folder = ablation.base.with_absolute_paths(), ablation.folder
-    with display.progress() as progress:
-        task: Any = open_task(base, progress, None)
-    rows = list(ablation.rows)
-    cells = plan_cells(rows, base, ablation.seeds, folder)
-    searches = plan_searches(rows, base) if ablation.is_tuned else []
+    base, folder = ablation.base.with_absolute_paths(), ablation.folder.absolute()
+    task: Any = open_task(base, NO_PROGRESS, None)
+    cells = plan_cells(ablation.rows, base, ablation.seeds, folder)
+    searches = plan_searches(ablation.rows, base) if ablation.is_tuned else []
     trials = plan_trials(searches, base, folder)
-    plan = plan_runs(cells, task, jobs, trials)
-    claim_folder(folder, rows, base, (task.train, task.val), ablation.is_tuned)
-    display.begin({**plan.facts, "output": str(folder)})
-    score = MEASURES[base.task].name
-    with lock_run(folder):
-        title = f"search: {score} on held-out training images (%)"
-        tried = _run_shown(trials, plan, title, display)
-        searched = collect_searches(searches, tried.results)
-        rows = choose_rates(rows, searched)
+    facts = check_cells(cells, task, trials)
+    with ExitStack() as stack:
+        if executor is None:
+            devices = gpus()
+            chosen = choose_jobs(jobs, max(len(cells), len(trials)), len(devices))
+            executor = stack.enter_context(LocalProcesses(chosen, devices))
+            one = "GPU" if devices else "CPU"
+            where = f"{one}, {chosen} cell{'s' * (chosen > 1)} at a time, one thread each"
+        else:
+            where = str(executor)
+        claim_folder(folder, ablation.rows, base, (task.train, task.val), ablation.is_tuned)
+        facts |= {"device": where, "output": str(ablation.folder)}
+        listen(Event("facts", result=facts))
+        stack.enter_context(lock_run(folder))
+        about = _read_about(folder) or {}
+        if "costs" not in about:
+            listen(Event("costs"))
+            costs = measure_row_costs(tasks_of_rows(cells, task))
+            about["costs"] = {name: asdict(cost) for name, cost in costs.items()}
+        about |= {"title": ablation.title, "recipe": ablation.recipe, "facts": facts}
+        write_text(folder / _ABOUT, json.dumps({**about, "seeds": ablation.seeds}, indent=1) + "\n")
+        name = {"classification": "top-1", "segmentation": "mIoU"}[base.task]
+        failures: list[str] = []
+        if trials:
+            group = CellGroup(f"search: {name} on held-out training images", trials)
+            failures += map(str, _run(group, executor, listen).failures)
+        searched = _read_searches(ablation.rows, base, folder) if trials else []
+        rows = choose_rates(ablation.rows, searched)
         cells = plan_cells(rows, base, ablation.seeds, folder)
-        outcome = _run_shown(cells, plan, f"{score} (%)", display)
+        outcome = _run(CellGroup(name, cells), executor, listen)
         if not outcome.results:
             raise UserStateError(f"all cells failed: {outcome.failures[0]}")
-        with display.measuring():
-            costs = measure_row_costs(tasks_of_rows(cells, task))
-    found = collect_rows(rows, outcome.results, costs)
-    failures = [str(failure) for failure in (*tried.failures, *outcome.failures)]
-    report = AblationReport(
-        ablation.title, ablation.recipe, found, cells, plan.facts, failures, searched
-    )
+    report = replace(read_report(folder), failures=[*failures, *map(str, outcome.failures)])
     report.write(folder / "report")
     return report
 
 
-def _run_shown(cells: Sequence[Cell], plan: RunPlan, title: str, display: Display) -> Outcome:
-    if not cells:
-        return Outcome()
-    with display.board(cells, title) as board:
-        return run_cells(cells, plan.jobs, plan.devices, board)
+def read_report(folder: Path, *others: Path) -> AblationReport:
+    """Returns the report of an ablation that has ended, or of what it has found so far.
+
+    Args:
+        folder: Its folder.
+        *others: Folders of ablations with the same settings, whose rows and seeds are added.
+
+    Examples:
+        >>> import irpe.ablation
+        >>> from pathlib import Path
+        >>> report = irpe.ablation.read_report(Path("runs/ablation"))  # doctest: +SKIP
+        >>> pandas.DataFrame(report.table())  # doctest: +SKIP
+    """
+    parts = [_read_folder(each) for each in (folder, *others)]
+    first = parts[0]
+    for path, part in zip(others, parts[1:], strict=True):
+        differs = [name for name in first.settings if first.settings[name] != part.settings[name]]
+        if differs:
+            raise UserError(
+                f"{folder} and {path} differ in {', '.join(differs)}: only ablations of the same "
+                "settings can be read together"
+            )
+    cells: dict[str, Cell] = {}
+    for part in parts:
+        for cell in part.cells:
+            other = cells.setdefault(cell.name, cell)
+            if other.config != cell.config:
+                raise UserError(
+                    f"{cell.row.name} is {other.row.encoding}, {other.row.absolute} in {folder} "
+                    f"and {cell.row.encoding}, {cell.row.absolute} in another folder: rename one"
+                )
+            if read_result(other) is None:
+                cells[cell.name] = cell
+    found = {name: read_result(cell) for name, cell in cells.items()}
+    results = [result for result in found.values() if result is not None]
+    if not results:
+        raise UserError(f"no cell of {folder} has ended yet: look again later")
+    missing = [cell for name, cell in cells.items() if found[name] is None]
+    states = [read_state(cell) for cell in missing]
+    failures = [
+        str(Failure(cell, state.failure))
+        for cell, state in zip(missing, states, strict=True)
+        if state is not None and state.failure
+    ]
+    if rest := len(missing) - len(failures):
+        failures.append(f"{rest} of {len(cells)} cells have not ended yet.")
+    rows = list({cell.row.name: cell.row for cell in cells.values()}.values())
+    costs = {name: cost for part in reversed(parts) for name, cost in part.costs.items()}
+    facts = {
+        **first.facts,
+        **({"folders": ", ".join(map(str, (folder, *others)))} if others else {}),
+    }
+    searches = [search for part in parts for search in part.searches]
+    return AblationReport(
+        first.title, first.recipe, collect_rows(rows, results, costs), list(cells.values()), facts,
+        failures, searches,
+    )  # fmt: skip
+
+
+class _Folder(NamedTuple):
+    """What the folder of an ablation says.
+
+    Args:
+        title: The heading of its report.
+        recipe: The recipe that every cell trains.
+        settings: What all cells have in common.
+        facts: What was run, by the name of each fact.
+        costs: What the rows cost.
+        cells: The cells, each row with the rates that were chosen.
+        searches: The search for rates, where there was one.
+    """
+
+    title: str
+    recipe: str
+    settings: dict[str, Any]
+    facts: dict[str, str]
+    costs: dict[str, RowCost]
+    cells: list[Cell]
+    searches: list[SearchResult]
+
+
+def _read_folder(folder: Path) -> _Folder:
+    claim, folder = read_claim(folder), folder.absolute()
+    about = _read_about(folder)
+    if about is None:
+        raise UserError(
+            f"{folder} is of an ablation that has not begun, or of an older release: start the "
+            "same command again"
+        )
+    costs = {name: RowCost(**cost) for name, cost in about["costs"].items()}
+    searches = _read_searches(claim.rows, claim.base, folder) if claim.is_tuned else []
+    cells = plan_cells(choose_rates(claim.rows, searches), claim.base, about["seeds"], folder)
+    values = (about["title"], about["recipe"], claim.settings, about["facts"])
+    return _Folder(*values, costs, cells, searches)
+
+
+def _read_searches(
+    rows: Sequence[AblationRow], base: AblationConfig, folder: Path
+) -> list[SearchResult]:
+    """Returns what the trials in a folder found."""
+    searches = plan_searches(rows, base)
+    trials = [read_result(cell) for cell in plan_trials(searches, base, folder)]
+    return collect_searches(searches, [trial for trial in trials if trial is not None])
+
+
+def _read_about(folder: Path) -> dict[str, Any] | None:
+    """Returns what a folder's report says beside the results, if it has begun."""
+    path = folder / _ABOUT
+    if not path.is_file():
+        return None
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}): remove it, and start again") from error
+
+
+def _run(group: CellGroup, executor: Executor, listen: Listener) -> Outcome:
+    listen(Event("cells", result=group))
+    return run_cells(group.cells, executor, listen)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from irpe.ablation.rows import AblationRow
 from irpe.errors import UserError
@@ -65,12 +65,7 @@ def claim_folder(
         directory.mkdir(parents=True, exist_ok=True)
         write_text(path, json.dumps(own, indent=1) + "\n")
         return
-    try:
-        found: dict[str, Any] = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}): remove {directory}, or choose another --output"
-        ) from error
+    found = _read(path)
     names = [name for name in {**own, **found} if own.get(name) != found.get(name)]
     if names:
         raise UserError(
@@ -79,4 +74,45 @@ def claim_folder(
         )
 
 
+class Claim(NamedTuple):
+    """What a folder is for.
+
+    Args:
+        rows: What is compared.
+        base: The budget of every cell.
+        is_tuned: Whether the rates of tables are searched.
+        settings: All of it but the rows, as the file has it.
+    """
+
+    rows: list[AblationRow]
+    base: Any
+    is_tuned: bool
+    settings: dict[str, Any]
+
+
+def read_claim(directory: Path) -> Claim:
+    """Returns what a folder is for, or raises an error if it is not one of an ablation."""
+    path = directory / FILE
+    if not path.is_file():
+        raise UserError(f"{directory} is not the folder of an ablation: it has no {FILE}")
+    content = _read(path)
+    rows = [AblationRow(*row) for row in content.pop("rows")]
+    settings = {name: value for name, value in content.items() if name not in _BESIDE}
+    from irpe.train.configs import CONFIGS  # here, because it brings torch
+
+    fields: dict[str, Any] = {**settings, "encoding": "none", "absolute": "keep", "seed": 0}
+    config: Any = CONFIGS[fields.pop("task")]
+    return Claim(rows, config(**fields), content.get("tune", False), {"tune": False, **content})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}): remove {path.parent}, or choose another --output"
+        ) from error
+
+
+_BESIDE = ("images", "names of classes", "tune")  # beside the fields of a configuration
 _OF_ROWS = ("encoding", "absolute", "seed", "sha256")

@@ -1,15 +1,16 @@
-"""How many cells a machine can run at a time: cores, memory, GPUs."""
+"""The machine that cells run on: how many of them at a time, and what to say of it."""
 
 import os
-import sys
+import platform
 from pathlib import Path
 
+import timm
 import torch
 
+import irpe
 from irpe.errors import UserError
 
-_MEGABYTE = 10**6
-_USUAL = 10**9  # bytes of a program that has loaded torch and timm
+_USUAL = 10**9  # bytes of a cell's process
 
 
 def available_cores() -> int:
@@ -36,20 +37,6 @@ def available_memory() -> int | None:
     return min(found, default=None)
 
 
-def program_memory() -> int:
-    """Returns the bytes of memory that a cell's process takes before it trains.
-
-    As much as this one has taken at most, but for what a notebook or a test did in it before: a
-    cell starts anew, and loads the libraries alone.
-    """
-    try:
-        import resource
-    except ImportError:  # on Windows
-        return _USUAL
-    unit = 1 if sys.platform == "darwin" else 1024
-    return min(_USUAL, unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-
-
 def gpus() -> list[str]:
     """Returns the GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
     count = torch.cuda.device_count()
@@ -57,26 +44,45 @@ def gpus() -> list[str]:
     return visible.split(",")[:count] if visible else [str(index) for index in range(count)]
 
 
-def choose_jobs(requested: int | None, num_cells: int, need: int, devices: int) -> int:
+def choose_jobs(requested: int | None, num_cells: int, devices: int) -> int:
     """Returns how many cells run at a time.
 
     Args:
-        requested: What the user asked for; `None`: as many as there are cores and memory, or GPUs.
+        requested: What the user asked for; `None`: as many as there are GPUs, or cores and a
+            gigabyte of memory for each.
         num_cells: How many cells there are.
-        need: The bytes of memory that a cell needs.
         devices: The number of GPUs.
     """
-    if requested is not None and requested < 1:
-        raise UserError(f"--jobs {requested} must be at least 1")
-    memory = available_memory()
-    fitting = max(num_cells, requested or 1) if memory is None else memory // need
-    most = min(fitting, devices or fitting)
-    if most < (requested or 1):
-        free = f"{(memory or 0) // _MEGABYTE:,} MB are free"
-        gpus_too = f", and there are {devices} GPUs" if devices else ""
-        remedy = f"choose 1 to {most}" if most else "choose smaller batches or images"
-        raise UserError(
-            f"--jobs {requested or 1}: a cell needs about {need // _MEGABYTE:,} MB and "
-            f"{free}{gpus_too}: {remedy}"
-        )
-    return min(requested or devices or available_cores(), most, num_cells)
+    if requested is None:
+        memory = available_memory()
+        fitting = num_cells if memory is None else max(1, memory // _USUAL)
+        return min(devices or available_cores(), fitting, num_cells)
+    if requested < 1 or (devices and requested > devices):
+        most = f"{devices}, the number of GPUs" if devices else "as many as the memory allows"
+        raise UserError(f"jobs = {requested} must be 1 to {most}")
+    return min(requested, num_cells)
+
+
+def describe_machine(device: torch.device) -> dict[str, str]:
+    """Returns what scores may depend on, beside the settings, by the name of each fact.
+
+    Args:
+        device: What is computed on.
+    """
+    is_gpu = device.type == "cuda"
+    return {
+        "irpe": irpe.__version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "processor": torch.cuda.get_device_name(device) if is_gpu else processor(),
+    }
+
+
+def processor() -> str:
+    """Returns the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,13 +1,11 @@
-"""What is checked and said before an ablation starts: every row can be trained, memory suffices."""
+"""What is checked and said before an ablation starts: every row can be trained."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from accelerate import Accelerator
 
-from irpe.ablation.cells import AblationTask, Cell, hold_out_of
-from irpe.ablation.costs import tasks_of_rows, training_memory
-from irpe.ablation.machine import choose_jobs, gpus, program_memory
+from irpe.ablation.cells import AblationConfig, AblationTask, Cell, hold_out_of
+from irpe.ablation.costs import tasks_of_rows
 from irpe.ablation.tuning import FACTORS_TEXT, HELD_OUT
 from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS
@@ -17,30 +15,14 @@ from irpe.train.overview import describe_budget, describe_data
 from irpe.train.processes import make_accelerator
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """How an ablation will run.
-
-    Args:
-        jobs: How many cells run at a time.
-        devices: The GPUs, one for each job; none: the CPU.
-        facts: What will run, by the name of each fact.
-    """
-
-    jobs: int
-    devices: tuple[str, ...]
-    facts: dict[str, str]
-
-
-def plan_runs(
-    cells: Sequence[Cell], task: AblationTask, jobs: int | None, trials: Sequence[Cell] = ()
-) -> RunPlan:
-    """Returns how the cells will run, or raises an error for what could not be trained.
+def check_cells(
+    cells: Sequence[Cell], task: AblationTask, trials: Sequence[Cell] = ()
+) -> dict[str, str]:
+    """Returns what will run, by the name of each fact, or raises an error for what cannot.
 
     Args:
         cells: The cells.
         task: A task with the images to train on, and those to evaluate on.
-        jobs: How many cells shall run at a time; `None`: as many as the machine can.
         trials: The cells of a search for rates, which run first.
     """
     accelerator = make_accelerator(cells[0].config.precision)
@@ -52,12 +34,7 @@ def plan_runs(
         trainer = Trainer(each, directory, accelerator, NO_PROGRESS)
         counts.append(sum(parameter.numel() for parameter in trainer.raw.parameters()))
         notes |= dict.fromkeys([trainer.note] if trainer.note else [])
-    need = program_memory() + max(map(training_memory, tasks.values()))
-    devices = tuple(gpus())
-    chosen = choose_jobs(jobs, len(cells), need, len(devices))
-    where = "GPU" if devices else "CPU"
-    seeds = len(cells) // len(tasks)
-    config = cells[0].config
+    config, seeds = cells[0].config, len(cells) // len(tasks)
     has_tables = any(learns_tables(each.config.encoding) for each in tasks.values())
     rate = f"{config.table_lr:g}" if has_tables else ""
     budget = describe_budget(config, FACTORS_TEXT if trials else rate)
@@ -65,14 +42,34 @@ def plan_runs(
         "model": f"{task.model_name}, {min(counts):,} to {max(counts):,} parameters",
         "rows": ", ".join(tasks),
         **describe_data(task),
-        "device": f"{where}, {chosen} cell{'s' * (chosen > 1)} at a time, one thread each",
+        "augmentation": describe_augmentation(config),
         "budget": f"{seeds} seed{'s' * (seeds > 1)}, {budget}",
     }
     if notes:
         facts["note"] = "; ".join(notes)
     if trials:
         facts["search"] = _plan_search(trials, task, accelerator)
-    return RunPlan(chosen, devices, facts)
+    return facts
+
+
+def describe_augmentation(config: AblationConfig) -> str:
+    """Returns what is done at random to training images, in words."""
+    known: dict[str, str] = {
+        "flip": f"mirrored with probability {getattr(config, 'flip', 0):g}",
+        "min_scale": f"crops of {100 * getattr(config, 'min_scale', 1):g} to 100 %",
+        "auto_augment": f"{getattr(config, 'auto_augment', '')}",
+        "color_jitter": f"colour jitter {getattr(config, 'color_jitter', 0):g}",
+        "erasing": f"erasing {getattr(config, 'erasing', 0):g}",
+        "mixup": f"mixup {getattr(config, 'mixup', 0):g}",
+        "cutmix": f"cutmix {getattr(config, 'cutmix', 0):g}",
+    }
+    nothing = {"min_scale": 1.0}
+    used = [
+        words
+        for name, words in known.items()
+        if getattr(config, name, nothing.get(name, 0)) not in (nothing.get(name, 0), "")
+    ]
+    return ", ".join(used) or "none"
 
 
 def _plan_search(trials: Sequence[Cell], task: AblationTask, accelerator: Accelerator) -> str:

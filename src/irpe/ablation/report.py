@@ -1,23 +1,25 @@
 """The report of an ablation: an answer, a table, and sentences that claim no more than the data."""
 
+import base64
 import dataclasses
+import html
+import io
 import json
-import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 
-import irpe
-from irpe.ablation.answer import answer, changed_settings, find_reference
+from irpe.ablation.answer import Answer, answer, changed_settings, comparable, find_reference
 from irpe.ablation.cells import AblationConfig, Cell
-from irpe.ablation.results import Measure
-from irpe.ablation.statistics import RowResult, compare, difference
+from irpe.ablation.machine import describe_machine
+from irpe.ablation.statistics import RowResult, compare, digits_of, unmoved
 from irpe.ablation.tuning import SEEDS, SearchResult, search_as_json, tuning_table
+from irpe.ablation.verdicts import Difference
+from irpe.errors import UserError
 from irpe.files import write_text
 from irpe.train.runs import read_metrics
 from irpe.viz import plot_scores, plot_training, save_figure
@@ -27,13 +29,10 @@ _SEEDS = (
     "Mean over the seeds ± half the distance between the best and the worst seed, in brackets the "
     "standard error over the test images"
 )
-_MOVED = (
-    "Moved: each image shifted right, down, left or up by whole patches, black where nothing is "
-    "known."
-)
+_MOVED = "Moved: each image shifted right, down, left or up by whole patches."
 _COLUMNS = (
     "Effect: how much the attention's output changes without the encoding. Step: CPU time of a "
-    "training step, one thread, relative to the fastest row."
+    "training step, one thread, in turns before the cells ran, relative to the fastest row."
 )
 _SEARCH = (
     "The search for learning rates, as multiples of the model's: {} on held-out training images{}, "
@@ -55,10 +54,14 @@ class AblationReport:
         failures: What to say of cells that failed.
         searches: The search for the rates of tables, by row, where there was one.
 
+    In a notebook it shows itself as a table and a figure.
+
     Examples:
         >>> import irpe.ablation
         >>> report = irpe.ablation.ablate(ablation)  # doctest: +SKIP
-        >>> print(*report.answer())  # doctest: +SKIP
+        >>> print(report.answer().headline)  # doctest: +SKIP
+        >>> pandas.DataFrame(report.table())  # doctest: +SKIP
+        >>> report.compare("K", "absolute").verdict  # doctest: +SKIP
     """
 
     title: str
@@ -74,10 +77,73 @@ class AblationReport:
         """The budget of every cell."""
         return self.cells[0].config
 
-    def answer(self) -> list[str]:
-        """Returns what to do, and what failed."""
+    def answer(self) -> Answer:
+        """Returns what to do."""
         settings = changed_settings(self.config, self.recipe, bool(self.searches))
-        return [*self.failures, *answer(self.rows, self.recipe, self.config.data, settings)]
+        return answer(self.rows, self.recipe, self.config.data, settings)
+
+    def lines(self) -> list[str]:
+        """Returns what to do and what failed, the most useful sentence first."""
+        first, *others = self.answer().lines()
+        return [first, *self.failures, *others]
+
+    def table(self) -> list[dict[str, Any]]:
+        """Returns a flat dictionary for each row, seed and shift of the test images."""
+        return [
+            {
+                "row": row.name,
+                "encoding": row.row.encoding,
+                "absolute": row.row.absolute,
+                **dict(row.row.rates),
+                "seed": result.seed,
+                "shift": shift,
+                **result.score(shift).details,
+                "effect": result.effect,
+                "parameters": row.cost.parameters,
+                "macs": row.cost.macs,
+                "step": row.cost.step,
+                "seconds": result.seconds,
+                **result.machine,
+            }
+            for row in self.rows
+            for result in row.results
+            for shift in row.shifts
+        ]
+
+    def compare(self, row: str, other: str, shift: int = 0) -> Difference:
+        """Returns how much better a row is than another one, with its 95 % interval and verdict.
+
+        Args:
+            row: The name of a row.
+            other: The name of the row that it is compared with.
+            shift: How far the test images are moved, in patches.
+        """
+        return compare(self._row(row), self._row(other), shift)
+
+    def figure(self) -> Any:
+        """Returns a matplotlib figure of the scores: a point for each seed."""
+        scores = {row.name: [row.scores(shift) for shift in row.shifts] for row in self.rows}
+        errors = {row.name: [row.error(shift) or 0.0 for shift in row.shifts] for row in self.rows}
+        return plot_scores(scores, errors, self.rows[0].measure.name)
+
+    def _repr_html_(self) -> str:
+        """Returns a table and a figure, for notebooks."""
+        head, _, *lines = markdown_table(self.rows).splitlines()
+        cells = [
+            [html.escape(c.strip()) for c in line.strip("|").split("|")] for line in (head, *lines)
+        ]
+        rows = "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in cells)
+        words = "".join(f"<li>{html.escape(line)}</li>" for line in self.lines())
+        image = io.BytesIO()
+        self.figure().savefig(image, format="png")
+        picture = base64.b64encode(image.getvalue()).decode()
+        return f'<table>{rows}</table><ul>{words}</ul><img src="data:image/png;base64,{picture}">'
+
+    def _row(self, name: str) -> RowResult:
+        names = [row.name for row in self.rows]
+        if name not in names:
+            raise UserError(f"row {name!r} is not one of {', '.join(names)}")
+        return self.rows[names.index(name)]
 
     def write(self, directory: Path) -> None:
         """Writes report.md, results.json and the figures to a folder."""
@@ -89,18 +155,18 @@ class AblationReport:
 
     def as_markdown(self) -> str:
         """Returns the report as text."""
-        versions = ", ".join(f"{name} {value}" for name, value in _versions().items())
-        measure = self.rows[0].measure
+        versions = ", ".join(f"{name} {value}" for name, value in self._versions().items())
+        first = self.rows[0]
         parts = [
             f"# {self.title}",
-            "\n".join(f"- {line}" for line in self.answer()),
+            "\n".join(f"- {line}" for line in self.lines()),
             markdown_table(self.rows),
-            legend(measure),
+            legend(first),
             "\n".join(f"- {sentence}" for sentence in sentences(self.rows)),
-            *([_search(measure), tuning_table(self.searches)] if self.searches else []),
+            *([_search(first), tuning_table(self.searches)] if self.searches else []),
             "\n".join(f"- {name}: {text}" for name, text in self.facts.items()),
             f"The same budget for every row; {versions}. Figures beside this file: "
-            f"`{measure.key}.png`, `curves.png`; all values: `results.json`.",
+            f"`{first.measure.key}.png`, `curves.png`; all values: `results.json`.",
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -113,65 +179,68 @@ class AblationReport:
         }  # fmt: skip
         return {
             "title": self.title,
-            "answer": self.answer(),
+            "answer": self.lines(),
+            "choice": self.answer().choice,
             "rows": [_row_as_json(row) for row in self.rows],
             "sentences": sentences(self.rows),
             "search": [search_as_json(result) for result in self.searches],
             "facts": self.facts,
             "settings": settings,
-            "versions": _versions(),
+            "versions": self._versions(),
         }
 
     def _figures(self) -> dict[str, Any]:
-        measure = self.rows[0].measure
-        scores = {
-            row.name: [[result.score(shift) for result in row.results] for shift in measure.shifts]
-            for row in self.rows
-        }
-        errors = {row.name: [row.error(shift) for shift in measure.shifts] for row in self.rows}
         names = {row.name for row in self.rows}
         first = {c.row.name: c for c in reversed(self.cells) if (c.directory / _TABLE).is_file()}
         runs = {name: read_metrics(first[name].directory) for name in names if name in first}
-        drawn = plot_scores(scores, errors, measure.name)
-        return {measure.key: drawn, "curves": plot_training(runs)}
+        return {self.rows[0].measure.key: self.figure(), "curves": plot_training(runs)}
+
+    def _versions(self) -> dict[str, str]:
+        """Returns what the first cell ran on, or for older results this machine."""
+        return dict(self.rows[0].results[0].machine) or describe_machine(torch.device("cpu"))
 
 
 _TABLE = "metrics.csv"
 
 
-def _search(measure: Measure) -> str:
+def _search(row: RowResult) -> str:
     """Returns what the table of a search shows."""
-    moves = "".join(f" / moved by {shift}" for shift in measure.shifts[1:])
-    is_moved = len(measure.shifts) > 1
-    shown = f" as they are{moves}" if is_moved else ""
-    return _SEARCH.format(measure.name, shown, " as they are" if is_moved else "")
+    moves = "".join(f" / moved by {shift}" for shift in row.shifts[1:])
+    shown = f" as they are{moves}" if moves else ""
+    return _SEARCH.format(row.measure.name, shown, " as they are" if moves else "")
 
 
 def sentences(rows: Sequence[RowResult]) -> list[str]:
     """Returns what the data does and does not support, compared with one row, in plain words."""
     reference = find_reference(rows)
-    others = [row for row in rows if row is not reference and not row.is_idle]
-    count, shifts = len(reference.results[0].values()), reference.measure.shifts
+    others = [row for row in comparable(rows) if row is not reference]
+    count = reference.results[0].scores[0].num_images
     seeds = min(len(row.results) for row in rows)
     text = [
-        f"{count:,} test images, {seeds} seed{'s' * (seeds > 1)}. Two rows differ only if every "
-        "seed of one beats every seed of the other and the difference is more than twice its "
-        "standard error over the test images (the number after ± below); all else is called a tie."
+        f"{count:,} test images, {seeds} seed{'s' * (seeds > 1)}. The number after ± is half the "
+        "95 % interval of a difference, over seeds and test images together. Rows differ where it "
+        "leaves 0 out, as one comparison in twenty does by chance alone. All else is called a tie."
     ]
     if seeds < 2:
-        text.append("One seed: how much seeds differ is not known, so no difference is claimed.")
-    return text + [_comparison(others, reference, s) for s in shifts if seeds > 1 and others]
+        return [*text, "One seed: how much seeds differ is not known, so no difference is claimed."]
+    if reference.is_at_chance:
+        return [
+            *text,
+            f"{reference.name} has not left chance, so that nothing is compared with it.",
+        ]
+    return text + [_comparison(others, reference, s) for s in reference.shifts if others]
 
 
 def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -> str:
     moved = f"Images moved by {shift} patch{'es' * (shift > 1)}"
-    where = moved if shift else reference.measure.unmoved
+    where, digits = moved if shift else unmoved(reference), digits_of(reference.measure)
+    judged = {row.name: compare(row, reference, shift) for row in others}
     found: list[str] = []
     for verdict, words in _VERDICTS.items():
         names = [
-            f"{row.name} ({difference(row, reference, shift)})"
-            for row in others
-            if compare(row, reference, shift) == verdict
+            f"{name} ({each.text(digits)})"
+            for name, each in judged.items()
+            if each.verdict == verdict
         ]
         if names:
             found.append(f"{words} {reference.name}: {', '.join(names)}")
@@ -180,28 +249,30 @@ def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -
 
 def markdown_table(rows: Sequence[RowResult]) -> str:
     """Returns the final table."""
-    cheapest = min(row.cost.step for row in rows)
-    measure = rows[0].measure
-    moved = [f"moved by {shift}" for shift in measure.shifts[1:]]
+    cheapest, first = min(row.cost.step for row in rows), rows[0]
+    second = first.results[0].scores[0].measures[1:2]
+    moved = [f"moved by {shift}" for shift in first.shifts[1:]]
     costs = ["effect", "parameters", "MACs (M)", "step"]
-    head = ["", measure.name, *moved, measure.second_name, *costs]
-    lines = [
-        f"| {row.name} | "
-        + " | ".join(row.text(shift) for shift in measure.shifts)
-        + f" | {statistics.mean(r.second for r in row.results):.1f} | {effect_text(row)} | "
-        f"{row.cost.parameters:,} | {row.cost.macs / 1e6:.2f} | {1e3 * row.cost.step:.0f} ms "
-        f"({row.cost.step / cheapest:.2f}x) |"
-        for row in rows
-    ]
+    head = ["", first.measure.name, *moved, *(measure.name for measure in second), *costs]
+    lines: list[str] = []
+    for row in rows:
+        found = [r.scores[0].details for r in row.results]
+        beside = [f"{statistics.fmean(of[m.key] for of in found):.{digits_of(m)}f}" for m in second]
+        scores = [row.text(shift) for shift in row.shifts]
+        step = f"{1e3 * row.cost.step:.0f} ms ({row.cost.step / cheapest:.2f}x)"
+        size = [f"{row.cost.parameters:,}", f"{row.cost.macs / 1e6:.2f}"]
+        lines.append(" | ".join([row.name, *scores, *beside, effect_text(row), *size, step]))
     heading = "|" + "|".join(f" {name} " if name else " " for name in head) + "|"
-    return "\n".join([heading, "| --- |" + " ---: |" * (len(head) - 1), *lines])
+    body = [f"| {line} |" for line in lines]
+    return "\n".join([heading, "| --- |" + " ---: |" * (len(head) - 1), *body])
 
 
-def legend(measure: Measure) -> str:
+def legend(row: RowResult) -> str:
     """Returns what the columns of the table are."""
-    if len(measure.shifts) > 1:
-        return f"{_SEEDS}. {_MOVED} {_COLUMNS}"
-    return f"{measure.name} in percent: {_SEEDS} (jackknife). {_COLUMNS}"
+    unit = " in percent" if row.measure.unit == "%" else ""
+    if len(row.shifts) > 1:
+        return f"{row.measure.name}{unit}: {_SEEDS}. {_MOVED} {_COLUMNS}"
+    return f"{row.measure.name}{unit}: {_SEEDS}. {_COLUMNS}"
 
 
 def effect_text(row: RowResult) -> str:
@@ -210,33 +281,26 @@ def effect_text(row: RowResult) -> str:
 
 
 def _row_as_json(row: RowResult) -> dict[str, Any]:
-    measure = row.measure
+    key = row.measure.key
     return {
         "row": row.name,
         "encoding": row.row.encoding,
         "absolute": row.row.absolute,
         "rates": dict(row.row.rates),
-        measure.key: [row.mean(shift) for shift in measure.shifts],
-        "spread": [row.spread(shift) for shift in measure.shifts],
-        "error": [row.error(shift) for shift in measure.shifts],
+        key: [row.mean(shift) for shift in row.shifts],
+        "spread": [row.spread(shift) for shift in row.shifts],
+        "error": [row.error(shift) for shift in row.shifts],
         "effect": row.effect,
+        "chance": row.chance,
         "seeds": [
             {
-                "seed": r.seed,
-                measure.key: [r.score(shift) for shift in measure.shifts],
-                measure.second_key: r.second,
+                **result.scores[0].details,
+                "seed": result.seed,
+                key: [score.value for score in result.scores],
+                "seconds": result.seconds,
+                "machine": dict(result.machine),
             }
-            for r in row.results
+            for result in row.results
         ],
         **dataclasses.asdict(row.cost),
-    }
-
-
-def _versions() -> dict[str, Any]:
-    return {
-        "irpe": irpe.__version__,
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "python": platform.python_version(),
-        "processor": platform.processor() or platform.machine(),
     }

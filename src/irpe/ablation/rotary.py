@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from irpe.ablation.statistics import RowResult, compare, difference
+from irpe.ablation.statistics import RowResult, compare, unmoved
 from irpe.core.encodings import Joined, parse_encoding
 from irpe.core.encodings.between_blocks import CPVT, NoEncoding
 from irpe.core.encodings.rope import RopeAxial, RopeMixed
@@ -23,11 +23,11 @@ def rotary_or_relative(rows: Sequence[RowResult]) -> list[str]:
     if not (kinds["rotary"] and kinds["relative"]):
         return []
     pair = [_best(kinds["relative"]), _best(kinds["rotary"])]
-    better, other = pair = sorted(pair, key=lambda row: -row.mean())
-    verdict = "a tie" if compare(better, other) == "tie" else kind_of(better)
+    better, other = pair = sorted(pair, key=lambda row: -row.merit())
+    verdict = "a tie" if compare(better, other).verdict == "tie" else kind_of(better)
     named = [f"{row.name} (best of {len(kinds[kind_of(row)])} {kind_of(row)})" for row in pair]
     text = (
-        f"Rotary or relative? {better.measure.unmoved}: {verdict}. {' against '.join(named)}: "
+        f"Rotary or relative? {unmoved(better)}: {verdict}. {' against '.join(named)}: "
         f"{_differences(better, other)}, at {better.cost.step / other.cost.step:.1f}x the time of "
         "a step"
     )
@@ -35,7 +35,7 @@ def rotary_or_relative(rows: Sequence[RowResult]) -> list[str]:
         return [f"{text}."]
     both = _best(kinds["both"])
     found = {"better": "better than", "tie": "a tie with", "worse": "worse than"}
-    words = found[compare(both, better)]
+    words = found[compare(both, better).verdict]
     return [f"{text}. Together, {both.name}: {words} {better.name}, {_differences(both, better)}."]
 
 
@@ -53,12 +53,10 @@ def kind_of(row: RowResult) -> str:
 
 
 def _best(rows: Sequence[RowResult]) -> RowResult:
-    return max(rows, key=lambda row: row.mean())
+    return max(rows, key=lambda row: row.merit())
 
 
 def _differences(row: RowResult, other: RowResult) -> str:
-    moved = (
-        f"moved by {shift} {difference(row, other, shift)} ({compare(row, other, shift)})"
-        for shift in row.measure.shifts[1:]
-    )
-    return ", ".join([f"{difference(row, other)} points", *moved])
+    found = {shift: compare(row, other, shift) for shift in row.shifts[1:]}
+    moved = (f"moved by {shift} {each} ({each.verdict})" for shift, each in found.items())
+    return ", ".join([f"{compare(row, other)} points", *moved])

@@ -1,64 +1,26 @@
-"""Cells side by side: processes with one thread each, stopped together, failures named."""
+"""Cells sent to an executor, watched in their folders, stopped together, failures named."""
 
-import multiprocessing
-import os
-import signal
-from collections import deque
+import statistics
+import time
+from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
-from irpe.ablation.cells import Cell, read_result
-from irpe.ablation.pace import Pace
-from irpe.ablation.results import CellResult, ClassifierResult, SegmenterResult
-from irpe.ablation.worker import OUTPUT, Message, run_worker
+from irpe.ablation.cells import Cell, CellResult, read_result
+from irpe.ablation.executors import Executor
+from irpe.ablation.worker import OUTPUT, CellState, read_state, run_apart, run_here
+from irpe.errors import UserError
+from irpe.progress import Event, Listener, silent
 from irpe.train.signals import StoppedError, stop_requests
 
-_PATIENCE = 0.25  # seconds between looks at requests to stop
-_METHOD = "forkserver" if os.name == "posix" else "spawn"
-
-
-class Board(Protocol):
-    """Is told how the cells go, to show it."""
-
-    def start(self, cell: Cell) -> None:
-        """A cell begins."""
-        ...
-
-    def step(self, cell: Cell, fraction: float, remaining: float | None) -> None:
-        """A step of a cell is done.
-
-        Args:
-            cell: The cell.
-            fraction: How much of its training is done.
-            remaining: The seconds until all cells have ended, if known.
-        """
-        ...
-
-    def end(self, cell: Cell, found: "CellResult | Failure") -> None:
-        """A cell has ended, or had ended before."""
-        ...
-
-
-class NoBoard:
-    """Shows nothing."""
-
-    def start(self, cell: Cell) -> None:
-        """Shows nothing."""
-
-    def step(self, cell: Cell, fraction: float, remaining: float | None) -> None:
-        """Shows nothing."""
-
-    def end(self, cell: Cell, found: "CellResult | Failure") -> None:
-        """Shows nothing."""
+_PAUSE = 0.25  # seconds between two looks
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell whose process failed.
+    """A cell that failed.
 
     Args:
         cell: The cell.
@@ -74,17 +36,6 @@ class Failure:
 
 
 @dataclass
-class _Running:
-    """A cell that runs."""
-
-    cell: Cell
-    process: BaseProcess
-    slot: int
-    reason: str = ""
-    result: CellResult | None = None
-
-
-@dataclass
 class Outcome:
     """What all cells came to.
 
@@ -93,130 +44,97 @@ class Outcome:
         failures: Of those that failed.
     """
 
-    results: list[CellResult] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    results: list[CellResult] = field(default_factory=list[CellResult])
+    failures: list[Failure] = field(default_factory=list[Failure])
 
 
-def run_cells(
-    cells: Sequence[Cell],
-    jobs: int,
-    devices: Sequence[str] = (),
-    board: Board | None = None,
-) -> Outcome:
+def run_cells(cells: Sequence[Cell], executor: Executor, listen: Listener = silent) -> Outcome:
     """Runs every cell that has not ended yet, and returns what all of them came to.
 
     Args:
         cells: The cells.
-        jobs: How many run at a time, each in a process with one thread.
-        devices: The GPUs, one for each job; none: the CPU.
-        board: Is told how it goes.
+        executor: Runs them.
+        listen: Hears of each step of a cell, and at its end of its result or failure.
 
     Raises:
-        StoppedError: The process was asked to stop; all running cells have saved themselves.
+        StoppedError: The process was asked to stop; what became of running cells is said.
     """
-    return _Runner(cells, jobs, devices, board or NoBoard()).run()
+    found: dict[str, CellResult | Failure] = {}
+    for cell in cells:
+        result = read_result(cell)
+        if result is not None:
+            found[cell.name] = result
+            listen(Event(cell.name, result=result))
+    work = run_here if getattr(executor, "runs_alone", False) else run_apart
+    with stop_requests() as stopped:
+        futures = {
+            cell.name: (cell, executor.submit(work, cell))
+            for cell in cells
+            if cell.name not in found
+        }
+        states: dict[str, CellState] = {}
+        while futures and not stopped.is_set():
+            for name, (cell, future) in list(futures.items()):
+                if future.done():
+                    found[name] = _result_of(cell, future)
+                    listen(Event(name, result=found[name]))
+                    del futures[name]
+                elif (state := read_state(cell)) is not None and state != states.get(name):
+                    states[name] = state
+                    left = remaining([each for each, _ in futures.values()], states)
+                    values = {} if left is None else {"remaining": left}
+                    listen(Event(name, state.done, state.total, values))
+            time.sleep(_PAUSE)
+        if stopped.is_set() and futures:
+            words = _stop(executor, [future for _, future in futures.values()])
+            done = sum(read_result(cell) is not None for cell in cells)
+            raise StoppedError(
+                f"stopped after {done} of {len(cells)} cells, {words}", stopped.number
+            )
+    ended = [found[cell.name] for cell in cells]
+    return Outcome(
+        [each for each in ended if isinstance(each, CellResult)],
+        [each for each in ended if isinstance(each, Failure)],
+    )
 
 
-class _Runner:
-    def __init__(
-        self, cells: Sequence[Cell], jobs: int, devices: Sequence[str], board: Board
-    ) -> None:
-        self.cells, self.board, self.devices = cells, board, devices
-        self.results = {cell.name: read_result(cell) for cell in cells}
-        self.waiting = deque(cell for cell in cells if self.results[cell.name] is None)
-        self.pace = Pace(self.waiting, jobs)
-        self.slots = list(range(jobs))[::-1]
-        self.running: dict[Connection[Any, Any], _Running] = {}
-        self.failures: list[Failure] = []
-        self.context: Any = multiprocessing.get_context(_METHOD)
+def remaining(cells: Sequence[Cell], states: dict[str, CellState]) -> float | None:
+    """Returns the seconds until all cells have ended; `None` before the first steps.
 
-    def run(self) -> Outcome:
-        for cell in self.cells:
-            found = self.results[cell.name]
-            if found is not None:
-                self.board.end(cell, found)
-        if self.waiting and _METHOD == "forkserver":
-            self.context.set_forkserver_preload(["irpe.ablation.worker"])
-        with stop_requests() as stopped:
-            try:
-                while self.running or (self.waiting and not stopped.is_set()):
-                    self._look(is_stopped=stopped.is_set())
-            finally:
-                self._kill()
-            if stopped.is_set():
-                done = sum(found is not None for found in self.results.values())
-                raise StoppedError(
-                    f"stopped after {done} of {len(self.cells)} cells, all saved", stopped.number
-                )
-        return Outcome([r for r in self.results.values() if r is not None], self.failures)
-
-    def _look(self, is_stopped: bool) -> None:
-        """Starts what can be started, and hears what running cells tell."""
-        while self.waiting and self.slots and not is_stopped:
-            self._start(self.waiting.popleft())
-        if is_stopped:
-            self._ask_to_stop()
-        for connection in wait(list(self.running), _PATIENCE):
-            assert isinstance(connection, Connection)
-            try:
-                self._hear(self.running[connection], connection.recv())
-            except (EOFError, OSError):
-                self._end(self.running.pop(connection), is_stopped)
-
-    def _start(self, cell: Cell) -> None:
-        own, other = self.context.Pipe()
-        slot = self.slots.pop()
-        device = self.devices[slot] if self.devices else None
-        process = self.context.Process(target=run_worker, args=(cell, other, device))
-        process.start()
-        other.close()  # so that the end of the process is the end of the connection
-        self.running[own] = _Running(cell, process, slot)
-        self.board.start(cell)
-
-    def _ask_to_stop(self) -> None:
-        for connection in self.running:
-            with suppress(OSError):  # it may have ended
-                connection.send("stop")
-
-    def _hear(self, run: _Running, message: Message) -> None:
-        match message:
-            case ("started", int(steps), int(done)):
-                self.pace.start(run.cell, steps, done)
-            case ("step", int(done), float(seconds)):
-                self.pace.step(run.cell, done, seconds)
-                fraction = self.pace.fraction(run.cell)
-                self.board.step(run.cell, fraction, self.pace.remaining())
-            case ("evaluated", float(seconds)):
-                self.pace.evaluate(seconds)
-            case ("result", (ClassifierResult() | SegmenterResult()) as result):
-                run.result = result
-            case (_, str(reason)):
-                run.reason = reason
-            case _:
-                raise AssertionError(message)
-
-    def _end(self, run: _Running, is_stopped: bool) -> None:
-        run.process.join()
-        self.slots.append(run.slot)
-        self.pace.end(run.cell)
-        if run.result is not None:
-            self.results[run.cell.name] = run.result
-            self.board.end(run.cell, run.result)
-        elif not is_stopped:
-            failure = Failure(run.cell, run.reason or _ending(run.process.exitcode))
-            self.failures.append(failure)
-            self.board.end(run.cell, failure)
-
-    def _kill(self) -> None:
-        """Ends what still runs, after an error or a second Ctrl-C."""
-        for run in self.running.values():
-            run.process.kill()
-            run.process.join()
+    Args:
+        cells: The cells that have not ended.
+        states: How far cells are, or were, by name.
+    """
+    of_rows: dict[str, list[float]] = defaultdict(list)
+    for name, state in states.items():
+        if state.pace is not None:
+            of_rows[name.rpartition(",")[0]].append(state.pace)
+    paces = {row: statistics.median(found) for row, found in of_rows.items()}
+    if not paces:
+        return None
+    usual = statistics.mean(paces.values())
+    total = max(state.total for state in states.values())
+    running = sum(cell.name in states for cell in cells)
+    done = {cell.name: states[cell.name].done for cell in cells if cell.name in states}
+    times = [(total - done.get(cell.name, 0)) * paces.get(cell.row.name, usual) for cell in cells]
+    return max(sum(times) / max(running, 1), max(times, default=0.0))
 
 
-def _ending(code: int | None) -> str:
-    if code is None or code >= 0:
-        return f"its process ended with code {code}"
-    name = signal.Signals(-code).name
-    hint = ", perhaps for lack of memory: choose fewer --jobs" if name == "SIGKILL" else ""
-    return f"its process was ended by {name}{hint}"
+def _result_of(cell: Cell, future: Any) -> CellResult | Failure:
+    """Returns the result of a cell that has ended, or why it failed."""
+    try:
+        return future.result()
+    except UserError:
+        raise
+    except (Exception, CancelledError) as error:
+        return Failure(cell, str(error) or type(error).__name__)
+
+
+def _stop(executor: Executor, futures: Sequence[Any]) -> str:
+    """Stops what shall stop with the ablation, and returns in words what becomes of the cells."""
+    stop: Any = getattr(executor, "stop", None)
+    if stop is not None:
+        return stop()
+    for future in futures:
+        future.cancel()
+    return "the others are cancelled"

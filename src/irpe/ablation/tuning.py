@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from irpe.ablation.cells import AblationConfig, Cell, plan_cells
-from irpe.ablation.results import CellResult
+from irpe.ablation.cells import AblationConfig, Cell, CellResult, plan_cells
 from irpe.ablation.rows import AblationRow
 from irpe.errors import UserError
 from irpe.tasks.classify.model import build_model
@@ -72,13 +71,16 @@ class SearchResult:
 
     def mean(self, factor: float, shift: int = 0) -> float:
         """Returns the mean score of a factor on the held-out images."""
-        return statistics.mean(result.score(shift) for result in self.tried[factor])
+        return statistics.mean(result.score(shift).value for result in self.tried[factor])
 
     @property
     def chosen(self) -> float | None:
         """The factor with the best mean; `None` if none has been tried with every seed."""
         complete = [factor for factor, found in self.tried.items() if len(found) == SEEDS]
-        return max(complete, key=self.mean, default=None)
+        if not complete:
+            return None
+        higher = self.tried[complete[0]][0].scores[0].measure.higher_is_better
+        return (max if higher else min)(complete, key=self.mean)
 
     @property
     def row(self) -> AblationRow:
@@ -168,7 +170,7 @@ def search_as_json(result: SearchResult) -> dict[str, Any]:
             {
                 "factor": factor,
                 "seed": trial.seed,
-                trial.measure.key: [trial.score(shift) for shift in trial.measure.shifts],
+                trial.scores[0].measure.key: [score.value for score in trial.scores],
             }
             for factor, of_seeds in result.tried.items()
             for trial in of_seeds
@@ -184,7 +186,7 @@ def tuning_table(found: Sequence[SearchResult]) -> str:
         scores = [
             " / ".join(
                 f"{result.mean(factor, shift):.1f}"
-                for shift in (of_seeds[0].measure.shifts if of_seeds else ())
+                for shift in (of_seeds[0].shifts if of_seeds else ())
             )
             for factor, of_seeds in result.tried.items()
         ]

@@ -1,15 +1,15 @@
 """CPVT between the blocks of a model: position generators that work on the output of a block."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.changes import Undo, set_attribute
 from irpe.adapters.equipped import generator_of, has_generator
-from irpe.adapters.following import grid_after
-from irpe.adapters.grids import SOURCE, mark
-from irpe.adapters.plan import Site, choose_layers
+from irpe.adapters.grids import SOURCE, grid_after, mark
+from irpe.adapters.host import Site, choose_layers
+from irpe.adapters.swaps import Swap, add_hook, put_module
 from irpe.errors import UserError
 from irpe.nn.generator import PositionGenerator
 
@@ -47,22 +47,15 @@ def choose_blocks(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
     return chosen
 
 
-def insert_generator(site: Site) -> Undo:
-    """Puts a generator after the block of an attention."""
+def insert_generator(site: Site) -> list[Swap]:
+    """Returns what puts a generator after the block of an attention."""
     block = site.block
     assert block is not None
     like = next(block.parameters())
     generator = PositionGenerator(site.block_dim, site.num_prefix_tokens, like.device, like.dtype)
-    block.peg = generator.train(block.training)
-    forget_grid = set_attribute(block, SOURCE, site.grid)
-    handle = block.register_forward_hook(_generate_positions)
-
-    def undo() -> None:
-        handle.remove()
-        forget_grid()
-        del block.peg
-
-    return undo
+    generator.train(block.training)
+    grid = [replace(swap, owner=block) for swap in site.changes if swap.key == SOURCE]
+    return [*put_module(block, "peg", generator), *grid, *add_hook(block, _generate_positions)]
 
 
 def _generate_positions(block: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:

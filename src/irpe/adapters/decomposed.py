@@ -10,37 +10,47 @@ while a table row belongs to an offset on every grid.
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from irpe.adapters.changes import Undo, drop_parameter
-from irpe.adapters.equipped import encoding_of
 from irpe.core.encodings import AnyEncoding, RPESpec
 from irpe.core.index import Index
 from irpe.errors import UserError
+from irpe.nn.encoding import RelativePositionEncoding
 
 OffsetVectors = Float[Tensor, "offsets dim"]  # of one axis: the offsets 1 - size, ..., size - 1
 
 
-def convert_decomposed(attention: nn.Module, names: Sequence[str]) -> Undo:
-    """Moves the vectors of an equipped attention into its key tables and drops them.
+def convert_decomposed(
+    attention: nn.Module, names: Sequence[str], encoding: RelativePositionEncoding
+) -> None:
+    """Copies the vectors of an attention into the key tables of its encoding.
 
     Args:
-        attention: The attention, whose other tables remain zero.
+        attention: The attention.
         names: Its parameters with the vectors, one for each axis: rows, then columns.
+        encoding: The encoding, whose other tables remain zero.
     """
-    encoding = encoding_of(attention)
     vectors = [attention.get_parameter(name) for name in names]
     check_convertible(encoding.spec, [(len(rows) + 1) // 2 for rows in vectors])
     index = _index_of(encoding.spec)
     with torch.no_grad():
         for table, rows in zip(encoding.key_tables, vectors, strict=True):
             table.copy_(table_of(rows, index).expand_as(table))
-    undo = [drop_parameter(attention, name) for name in names]
-    return lambda: [restore() for restore in undo]
+
+
+def grid_of_vectors(attention: nn.Module, names: Sequence[str]) -> tuple[int, ...] | None:
+    """Returns the grid that an attention has vectors for; `None` if it has none.
+
+    Args:
+        attention: The attention.
+        names: Its parameters with the vectors, one for each axis.
+    """
+    vectors = [attention._parameters.get(name) for name in names]
+    sizes = [(len(each) + 1) // 2 for each in vectors if each is not None]
+    return tuple(sizes) if len(sizes) == len(vectors) else None
 
 
 def table_of(vectors: OffsetVectors, index: Index) -> Float[Tensor, "buckets dim"]:
@@ -79,20 +89,3 @@ def check_convertible(spec: AnyEncoding, grid: Sequence[int]) -> None:
 def _index_of(spec: AnyEncoding) -> Index:
     assert isinstance(spec, RPESpec)
     return spec.index_function
-
-
-def change_decomposed(
-    attention: nn.Module, names: Sequence[str], builtin_bias: str
-) -> list[partial[Undo]]:
-    """Returns the changes of a site that `equip` was asked to drop or convert.
-
-    Args:
-        attention: The attention.
-        names: Its parameters with the vectors, one for each axis.
-        builtin_bias: "keep", "drop" or "convert".
-    """
-    if builtin_bias == "convert":
-        return [partial(convert_decomposed, attention, names)]
-    if builtin_bias == "drop":
-        return [partial(drop_parameter, attention, name) for name in names]
-    return []

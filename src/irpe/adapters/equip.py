@@ -1,37 +1,46 @@
-"""`equip`: gives an existing model its encodings, in place, in one line."""
+"""`equip` and `unequip`: give a model its encodings, in place, and take them out again."""
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from irpe.adapters.changes import Change, Undo, apply_changes, equip_attention, set_attribute
+from irpe.adapters.answer import equipped_class
 from irpe.adapters.cpvt import choose_blocks, insert_generator
 from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of, table_names
-from irpe.adapters.hosts import hosts_of
-from irpe.adapters.plan import (
+from irpe.adapters.host import (
     Plan,
-    Request,
     Site,
+    check_equipped,
     check_rotation,
-    check_sites,
+    check_site,
     check_untouched,
     choose_layers,
 )
+from irpe.adapters.hosts import hosts_of, known_class
 from irpe.adapters.refusals import refusal_of
-from irpe.adapters.unequip import remember_undo
+from irpe.adapters.swaps import (
+    Swap,
+    apply_change,
+    put_module,
+    set_attribute,
+    set_class,
+    undo_change,
+)
 from irpe.core.buckets import check_num_prefix_tokens
-from irpe.core.encodings import CPVT, AnyEncoding, Encoding, NoEncoding, parse_encoding
+from irpe.core.encodings import CPVT, AnyEncoding, NoEncoding, parse_encoding
 from irpe.core.grid import Grid
-from irpe.core.positions import axes_of
 from irpe.errors import UserError, UserTypeError
 from irpe.nn.encoding import RelativePositionEncoding
 
 Model = TypeVar("Model", bound=nn.Module)
 
+_CHANGES = (
+    "_irpe_changes"  # the attribute of a model that holds the changes of each call of `equip`
+)
 _CHOICES = {"absolute": ("keep", "none", "sinusoid"), "builtin_bias": ("keep", "drop", "convert")}
 
 
@@ -74,14 +83,14 @@ def equip(
     indices = None if layers is None else _as_tuple(layers)
     encoding = parse_encoding(spec)
     call = Equipment(encoding, shape, num_prefix_tokens, indices, absolute, builtin_bias, impl)
-    remember_undo(model, apply_equipment(model, call))
+    remember_changes(model, [apply_equipment(model, call)])
     return model
 
 
-def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
-    """Equips a model, all of it or nothing; closing what is returned undoes it."""
+def apply_equipment(model: nn.Module, call: Equipment) -> list[Swap]:
+    """Equips a model, all of it or nothing, and returns the change, which can be undone."""
     if not isinstance(model, nn.Module):
-        raise UserTypeError(f"model {model!r} is not a torch.nn.Module")
+        raise UserTypeError(f"model is a {type(model).__qualname__}, not a torch.nn.Module")
     if call.num_prefix_tokens is not None:
         check_num_prefix_tokens(call.num_prefix_tokens)
     for name, choices in _CHOICES.items():
@@ -93,14 +102,26 @@ def apply_equipment(model: nn.Module, call: Equipment) -> ExitStack:
             "nothing to choose; leave impl out"
         )
     check_untouched(model)
-    plan = find_attentions(model, _request_of(call))
+    with torch.inference_mode(False):  # parameters made in that mode could never be trained
+        change = _plan_change(model, call)
+    apply_change(change)
+    return change
+
+
+def _plan_change(model: nn.Module, call: Equipment) -> list[Swap]:
+    """Returns what equips a model, which stays as it is."""
+    replaces_absolute = isinstance(call.spec, CPVT) and call.absolute == "keep"
+    plan = find_attentions(model, replace(call, absolute="none") if replaces_absolute else call)
     _check_builtin_bias(model, plan, call)
-    changes = [*_changes_of_layers(plan.sites, call), *plan.changes]
-    changes.append(partial(_record_equipment, model, call))
+    change = [*_changes_of_layers(plan.sites, call), *plan.changes]
+    change += set_attribute(model, EQUIPMENT, (*equipment_of(model), call))
+    own: Any = getattr(model, "no_weight_decay", None)
+    if callable(own):
+        change += set_attribute(model, "no_weight_decay", NoWeightDecay(model, own))
     if plan.record is not None:
         calls = [each.to_dict() for each in (*equipment_of(model), call)]
-        changes.append(partial(plan.record, calls))
-    return apply_changes(changes)
+        change += plan.record(calls)
+    return change
 
 
 def _check_builtin_bias(model: nn.Module, plan: Plan, call: Equipment) -> None:
@@ -124,22 +145,11 @@ def _check_builtin_bias(model: nn.Module, plan: Plan, call: Equipment) -> None:
         )
 
 
-def _request_of(call: Equipment) -> Request:
-    replaces_absolute = isinstance(call.spec, CPVT) and call.absolute == "keep"
-    return Request(
-        call.grid,
-        call.num_prefix_tokens,
-        absolute="none" if replaces_absolute else call.absolute,
-        builtin_bias=call.builtin_bias,
-        requires_absolute=not replaces_absolute,
-        layers=call.layers,
-    )
-
-
-def _changes_of_layers(sites: Sequence[Site], call: Equipment) -> list[Change]:
+def _changes_of_layers(sites: Sequence[Site], call: Equipment) -> list[Swap]:
     """Returns what equips the chosen attentions, or the blocks around them."""
     if isinstance(call.spec, CPVT):
-        return [partial(insert_generator, site) for site in choose_blocks(sites, call.layers)]
+        chosen = choose_blocks(sites, call.layers)
+        return [swap for site in chosen for swap in insert_generator(site)]
     if isinstance(call.spec, NoEncoding):
         if call.layers is not None:
             raise UserError(
@@ -152,23 +162,29 @@ def _changes_of_layers(sites: Sequence[Site], call: Equipment) -> list[Change]:
     chosen = choose_layers(sites, call.layers)
     check_sites(chosen)
     check_rotation(chosen, call.spec)
-    changes: list[Change] = []
-    for site in chosen:
-        changes += [partial(_equip_site, site, call.spec, call.impl), *site.changes]
-    return changes
+    return [swap for site in chosen for swap in _equip_site(site, call)]
 
 
-def _equip_site(site: Site, spec: Encoding, impl: str) -> Undo:
-    encoding = _make_encoding(site, spec, impl)
-    return equip_attention(site.attention, site.equipped_class, encoding, site.grid)
+def check_sites(sites: Sequence[Site]) -> None:
+    """Raises an error if an attention has an encoding already, or cannot have one."""
+    check_equipped(sites)
+    for site in sites:
+        check_site(site, known_class(type(site.attention)))
 
 
-def _make_encoding(site: Site, spec: Encoding, impl: str) -> RelativePositionEncoding:
-    like = next(site.attention.parameters())
-    ndim = 2 if site.grid.grid is None else axes_of(site.grid.grid)
-    size = site.num_heads, site.head_dim, site.num_prefix_tokens, ndim
-    encoding = RelativePositionEncoding(spec, *size, like.device, like.dtype, impl)
-    return encoding.train(site.attention.training)
+def _equip_site(site: Site, call: Equipment) -> list[Swap]:
+    """Returns what gives an attention an encoding and the class whose forward uses it."""
+    spec: Any = call.spec
+    attention, like = site.attention, next(site.attention.parameters())
+    size = site.num_heads, site.head_dim, site.num_prefix_tokens, site.ndim
+    encoding = RelativePositionEncoding(spec, *size, like.device, like.dtype, call.impl)
+    encoding.train(attention.training)
+    for prepare in site.prepare:
+        prepare(encoding)
+    swaps = [*put_module(attention, "rpe", encoding), *site.changes]
+    if hasattr(attention, "fused_attn"):  # timm's switch to the call that is answered
+        swaps += set_attribute(attention, "fused_attn", True)
+    return [*swaps, *set_class(attention, equipped_class(type(attention)))]
 
 
 def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
@@ -180,7 +196,7 @@ def _as_tuple(layers: Iterable[int]) -> tuple[int, ...]:
         ) from None
 
 
-def find_attentions(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, call: Equipment) -> Plan:
     """Returns what the first host that knows a model finds in it, or raises an error.
 
     Attentions of other libraries in the same model are named in a warning; those of torch.nn are
@@ -188,19 +204,19 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
     """
     hosts = hosts_of(model)
     for name, host in hosts.items():
-        plan = host.find_attentions(model, request)
+        plan = host.find_attentions(model, call)
         if plan.sites:
             others = [other for other in hosts if other not in (name, "torch")]
-            _warn_of_others(model, plan, [hosts[other] for other in others], request)
+            _warn_of_others(model, plan, [hosts[other] for other in others], call)
             return plan
     raise UserError(refusal_of(model))
 
 
-def _warn_of_others(model: nn.Module, plan: Plan, hosts: Sequence[Any], request: Request) -> None:
+def _warn_of_others(model: nn.Module, plan: Plan, hosts: Sequence[Any], call: Equipment) -> None:
     found = {id(site.attention) for site in plan.sites}
     for host in hosts:
         try:
-            sites = host.find_attentions(model, request).sites
+            sites = host.find_attentions(model, call).sites
         except (TypeError, ValueError):
             continue  # that library's models cannot have what was asked for
         left = [site.name for site in sites if id(site.attention) not in found]
@@ -208,23 +224,8 @@ def _warn_of_others(model: nn.Module, plan: Plan, hosts: Sequence[Any], request:
             warnings.warn(
                 f"{len(left)} attentions of another library stay as they are, {left[0]} first: "
                 "equip the part of the model with these by itself",
-                stacklevel=4,
+                stacklevel=5,
             )
-
-
-def _record_equipment(model: nn.Module, call: Equipment) -> Undo:
-    """Records how the model was equipped, and keeps timm's optimizers from decaying tables."""
-    undo_calls = set_attribute(model, EQUIPMENT, (*equipment_of(model), call))
-    own: Any = getattr(model, "no_weight_decay", None)
-    if not callable(own):
-        return undo_calls
-    undo_decay = set_attribute(model, "no_weight_decay", NoWeightDecay(model, own))
-
-    def undo() -> None:
-        undo_decay()
-        undo_calls()
-
-    return undo
 
 
 class NoWeightDecay:
@@ -235,9 +236,68 @@ class NoWeightDecay:
         own: What is replaced: a method, or a function that the model or one in it was given.
     """
 
-    def __init__(self, model: nn.Module, own: Callable[[], Any]) -> None:
+    def __init__(self, model: nn.Module, own: Any) -> None:
         self.model, self.own = model, own
 
     def __call__(self) -> set[str]:
         """Returns the names of the parameters that do not decay."""
         return {*self.own(), *table_names(self.model)}
+
+
+def remember_changes(model: nn.Module, changes: Sequence[list[Swap]]) -> None:
+    """Keeps the changes of calls of `equip` with a model, for `unequip`."""
+    vars(model)[_CHANGES] = [*vars(model).get(_CHANGES, []), *changes]
+
+
+def unequip(model: nn.Module) -> dict[str, Tensor]:
+    """Makes an equipped model what it was before `equip`, and returns its tables by name.
+
+    All calls of `equip` are undone. What they removed (an absolute encoding, a built-in bias) is
+    put back with the values that it had; everything else that was trained since stays.
+
+    Args:
+        model: A model that `equip` returned, or a copy of one. One that `load_equipped` built after
+            something had been removed from it cannot be what it was: an error says so.
+
+    Examples:
+        >>> import irpe, timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2)
+        >>> tables = irpe.unequip(irpe.equip(model, "product-contextual-k"))
+        >>> list(tables)
+        ['blocks.0.attn.rpe.key_tables.0', 'blocks.1.attn.rpe.key_tables.0']
+    """
+    calls = equipment_of(model)
+    if not calls:
+        raise UserError("the model has no encodings: there is nothing to unequip")
+    changes: list[list[Swap]] = vars(model).get(_CHANGES, [])
+    if len(changes) != len(calls):
+        raise UserError(
+            f"this {type(model).__qualname__} was built from a saved one, which has no "
+            f"{' and no '.join(removed_by(calls))} any more: unequip the model that was saved, or "
+            "load it into a plain model that has them, irpe.load_equipped(path, model=plain)"
+        )
+    tables = {name: model.get_parameter(name).detach() for name in table_names(model)}
+    like, before = next(model.parameters()), set(model.state_dict())
+    for change in reversed(changes):
+        undo_change(change)
+    del vars(model)[_CHANGES]
+    _move_what_came_back(model, before, like)
+    return tables
+
+
+def removed_by(calls: Sequence[Equipment]) -> list[str]:
+    """Returns what equipping took out of the model, in words."""
+    removed: list[str] = []
+    if any(call.absolute != "keep" or str(call.spec) == "cpvt" for call in calls):
+        removed.append("absolute encoding")
+    if any(call.builtin_bias != "keep" for call in calls):
+        removed.append("relative encoding of its own")
+    return removed
+
+
+def _move_what_came_back(model: nn.Module, before: set[str], like: Tensor) -> None:
+    """Gives tensors that were put back the device and dtype that the model has got meanwhile."""
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if name not in before and tensor.is_floating_point():
+                tensor.data = tensor.data.to(like.device, like.dtype)

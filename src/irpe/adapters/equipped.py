@@ -5,7 +5,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from irpe.core.encodings import AnyEncoding
+from irpe.core.encodings import CPVT, AnyEncoding
 from irpe.errors import UserError
 from irpe.nn.encoding import RelativePositionEncoding
 from irpe.nn.generator import PositionGenerator
@@ -24,6 +24,14 @@ class Equipment:
     absolute: str
     builtin_bias: str
     impl: str = "auto"
+
+    @property
+    def requires_absolute(self) -> bool:
+        """Whether a model without an absolute encoding is refused where that is to be replaced.
+
+        Not so for cpvt, which takes its place whether there is one or not.
+        """
+        return not isinstance(self.spec, CPVT)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the arguments as json can hold them."""

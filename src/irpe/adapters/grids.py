@@ -1,108 +1,317 @@
-"""How the grid of a forward pass reaches the attentions in it.
+"""How the grid of an input reaches the attentions in a forward pass.
 
-A block passes its attention tokens alone, so the grid has to get there in another way. It must not
-be an attribute that one forward pass writes and another reads: threads, repeated blocks and
-interleaved passes over one model would then use the grid of another input, silently where both have
-the same number of tokens. Three steps lead from the image to the attention:
+Where an attention knows its grid (a window, a map that it is given), it is read at the call. Where
+a block passes its attention tokens alone, the grid has to get there in another way. It must not be
+an attribute that one pass writes and another reads: threads, repeated blocks and interleaved passes
+over one model would then use the grid of another input. Three steps lead from the image to there:
 
 1. A hook on the module that makes tokens of an image announces the grid to the current thread.
-2. A block marks the tokens that enter and leave it with their grid; unmarked tokens, those of the
-   first block, have the grid that was announced last in this thread. The mark is an attribute of
-   the storage of the tokens. Gradient checkpointing repeats blocks on the same tokens, or on
-   detached copies that share the storage, so a repeated block finds its grid in any thread.
-3. While a block runs, its grid is on top of a stack of the thread, where its attentions read it. A
-   model that is called inside a block pushes its own grid and removes it again.
+2. A block looks the grid up by the number of its tokens, and marks the tokens that enter and leave
+   it. The mark is an attribute of the storage of the tokens: gradient checkpointing repeats blocks
+   on the same tokens, or on detached copies that share the storage, in any thread.
+3. While a block runs, its grid is on top of a stack of the thread, where its attentions read it.
 
 `torch.compile` traces reads and writes of `threading.local` and guards on them for each thread. It
-does not trace marks, so in a compiled model the attentions read what was announced last.
-Both marks and announcements are needed: tokens between the image and the first block are made by
-the host's own code, which loses marks; an announcement alone is lost when blocks are repeated or
-interleaved. A context variable cannot be set in a compiled model.
+traces no marks, so in a compiled model the attentions read what was announced last. Where some
+tokens are dropped, or images differ in size, `irpe.Positions` travel in the place of the grid; the
+module that chooses the tokens marks them itself.
 
-Where some tokens are dropped, or images differ in size, `irpe.Positions` travel in the place of the
-grid. The module that chooses the tokens marks them itself, so that no announcement comes between.
-
-What remains wrong where inputs of several shapes have the same number of tokens: code that
-interleaves the blocks of two passes in one thread and changes tokens between blocks; and blocks
-that are compiled one by one and then repeated by gradient checkpointing.
+Two grids of one number of tokens, announced before the blocks of either ran, are an error. What
+remains wrong with such grids: code that interleaves the blocks of two passes in one thread and
+changes tokens between blocks; and blocks that are compiled one by one and then repeated.
 """
 
+import itertools
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from irpe.adapters.swaps import Swap, add_hook, set_attribute, set_class
 from irpe.core.positions import Positions
+from irpe.errors import UserError, UserStateError
 
 InputGrid = tuple[int, ...] | Positions  # of one input: its grid, or where its tokens are instead
 
 SOURCE = "rpe_grid"  # the attribute of attentions and blocks that holds their source
+LAST = "_rpe_last_grid"  # the attribute of an attention that holds the grid of its last input
+_BLOCK = "_rpe_block"  # the attribute of a block that holds its source and its model
 _MARK = "_irpe_grid"  # the attribute of a storage that holds the grid of its tokens
+_LOST = (
+    "the grid of these tokens is lost: gradient checkpointing repeats an attention without its "
+    "block, or a block on copies of its tokens (offloaded, or by saved_tensors_hooks), and several "
+    "grids have as many; checkpoint whole blocks, without copies"
+)
+_thread = threading.local()
+_keys = itertools.count(1)
+_seen: defaultdict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
 
 
-class GridSource:
-    """Where attentions find the grid of the forward pass that they are in.
+class Embedded(NamedTuple):
+    """A call of the module that makes tokens of an image.
 
     Args:
-        grid: The grid of every input; where a model measures it anew for each, the one before.
+        module: The module.
+        inputs: What it was called with.
+        keywords: What it was called with by name.
+        output: What it returned; `None` where the grid is measured before.
     """
 
-    _initial: InputGrid | None
-    _last: InputGrid | None
+    module: Any
+    inputs: tuple[Any, ...]
+    keywords: dict[str, Any]
+    output: Any = None
 
-    def __init__(self, grid: Sequence[int] | None) -> None:
-        self._initial = self._last = None if grid is None else tuple(grid)
-        self._thread = threading.local()
 
-    @property
-    def grid(self) -> InputGrid | None:
-        """The last grid of any thread, or that of the first input to come; `None` if unknown.
+Measure = Callable[[Embedded], InputGrid]
 
-        Positions that differ from image to image are not kept: the grid that they are on stands for
-        them.
-        """
-        return self._last
 
-    @grid.setter
-    def grid(self, grid: Sequence[int]) -> None:
-        self._initial = self._last = tuple(grid)
+@dataclass
+class _Pass:
+    """What was announced in one forward pass of a thread.
+
+    Args:
+        outer: The pass around it.
+        last: The last grid.
+        grids: By the number of tokens, those that no block has used yet, or the one that was used.
+        used: The numbers of tokens whose grid was used.
+    """
+
+    outer: "_Pass | None" = None
+    last: InputGrid | None = None
+    grids: dict[int, tuple[InputGrid, ...]] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class MeasuredGrid:
+    """A grid that is measured for each input: a value, which copies of a model share.
+
+    Args:
+        embedding: The path in the model to the module that makes tokens, or a map, of an image.
+        measure: Returns the grid of a call of that module, or positions.
+        num_prefix_tokens: How many tokens stand before the patches in a block.
+        initial: The grid of the first input to come; `None` if unknown.
+        told: The grid that every input must have, since `equip` was told so; `None` if any.
+        marks_output: Whether positions are those of the tokens that this module returns. Not so for
+            a decoder, whose tokens are made of them later.
+        before: Whether the grid is measured before the module runs.
+        key: What its announcements are stored under.
+    """
+
+    embedding: str
+    measure: Measure
+    num_prefix_tokens: int = 0
+    initial: tuple[int, ...] | None = None
+    told: tuple[int, ...] | None = None
+    marks_output: bool = True
+    before: bool = False
+    key: str = field(default_factory=lambda: f"grids_{next(_keys)}")
 
     def announce(self, grid: InputGrid) -> None:
         """Sets the grid of what this thread works on from now on."""
-        self._thread.announced = grid
-        if not isinstance(grid, Positions) or grid.constant is not None:
-            self._last = grid
-        elif grid.grid is not None:
-            self._last = grid.grid.shape
+        if self.told is not None and grid != self.told:
+            raise UserError(
+                f"this input has grid {grid}, but irpe.equip was told grid {self.told}: "
+                "leave grid= out there, and the grid is taken from each input"
+            )
+        now = self._pass()
+        now.last = grid
+        if torch.compiler.is_compiling():
+            return
+        count = self._count(grid)
+        others = () if count in now.used else now.grids.get(count, ())
+        now.used.discard(count)
+        now.grids[count] = (*(other for other in others if not _is_same(other, grid)), grid)
+        if not isinstance(grid, Positions):
+            _seen[self.key, count].add(grid)
 
-    def current(self) -> InputGrid:
-        """Returns the grid of the block that this thread is in, or else the one announced last."""
-        stack = getattr(self._thread, "stack", None)
-        return stack[-1] if stack else self._announced_grid()
+    def mark_positions(self, tokens: Tensor, positions: Positions) -> None:
+        """Marks tokens with their positions; a compiled model reads what is announced instead."""
+        if torch.compiler.is_compiling():
+            self._pass().last = positions
+        else:
+            mark(tokens, positions)
 
-    def _announced_grid(self) -> InputGrid:
-        grid = getattr(self._thread, "announced", self._initial)
+    def of_attention(self, tokens: Tensor) -> InputGrid:
+        """Returns the grid of the tokens that an attention gets."""
+        if self.told is not None:
+            return self.told
+        if torch.compiler.is_compiling():
+            return self._last()
+        stack: list[tuple[str, InputGrid]] = getattr(_thread, "stack", [])
+        if stack and stack[-1][0] == self.key:
+            return stack[-1][1]
+        return self._announced(tokens.shape[-2])[-1]
+
+    def of_new_tokens(self, tokens: Tensor, model: nn.Module) -> InputGrid:
+        """Returns the grid of tokens that no block of a model has seen yet."""
+        if not self.is_followed(model):
+            raise UserStateError(
+                f"{self.embedding} of the model was replaced after irpe.equip, so that the grid of "
+                "this input is not known: call the model itself once, or equip it afterwards"
+            )
+        count = tokens.shape[-2]
+        grids = self._announced(count)
+        if len(grids) > 1:
+            first, second = map(str, grids[-2:])
+            raise UserStateError(
+                f"{self.embedding} of the model saw grids {first} and {second}, which have as many "
+                "tokens, before the blocks ran: run the blocks of one input before the next one "
+                "enters, or call the model itself"
+            )
+        self._pass().used.add(count)
+        return grids[-1]
+
+    def _announced(self, count: int) -> Sequence[InputGrid]:
+        """Returns the grids of this number of tokens, prefix included, in the current pass."""
+        now = self._pass()
+        if now.outer is None and _is_repeated():
+            grids = _seen[self.key, count]
+            if len(grids) == 1:
+                return (*grids,)
+            raise UserStateError(_LOST)
+        return now.grids.get(count) or (self._last(),)
+
+    def _last(self) -> InputGrid:
+        now = self._pass()
+        grid = self.initial if now.last is None and now.outer is None else now.last
         if grid is None:
-            raise RuntimeError(
+            raise UserStateError(
                 "the grid of this input is not known: call the model on images (once without "
                 "torch.compile, if its embedding was replaced), or pass grid= to irpe.equip"
             )
         return grid
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_thread"}
+    def _pass(self) -> _Pass:
+        now = getattr(_thread, self.key, None)
+        if now is None:
+            now = _Pass()
+            setattr(_thread, self.key, now)
+        return now
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _thread=threading.local())
+    def _count(self, grid: InputGrid) -> int:
+        if isinstance(grid, Positions):
+            return grid.num_tokens[0]
+        return self.num_prefix_tokens + prod(grid)
+
+    def is_followed(self, model: nn.Module) -> bool:
+        """Returns whether the embedding that a model has now announces its grids."""
+        embedding = _part_of(model, self.embedding)
+        hooks = embedding._forward_pre_hooks if self.before else embedding._forward_hooks
+        return any(isinstance(h, _Announce) and h.source.key == self.key for h in hooks.values())
+
+    def hook_embedding(self, model: nn.Module) -> list[Swap]:
+        """Returns the hook that announces the grid from the embedding that a model has now."""
+        embedding = _part_of(model, self.embedding)
+        return add_hook(embedding, _Announce(self), before=self.before, with_kwargs=True)
+
+    def follow(self, model: nn.Module, blocks: Collection[nn.Module]) -> list[Swap]:
+        """Returns what makes a model announce the grid of each input and its blocks keep it.
+
+        Hooks on the blocks would not do: transformers repeats a block's `forward` alone.
+
+        Args:
+            model: The model.
+            blocks: The blocks with attentions; their first argument is the tokens.
+        """
+        if source_of(model) is not None:  # since an earlier call of `equip`
+            return []
+        swaps = [*self.hook_embedding(model), *set_attribute(model, SOURCE, self)]
+        if self.told is not None:
+            return swaps
+        swaps += add_hook(model, _StartPass(self), before=True)
+        swaps += add_hook(model, _EndPass(self), always_call=True)
+        for block in blocks:
+            swaps += set_attribute(block, _BLOCK, _BlockOf(self, model))
+            swaps += set_class(block, _following_class(type(block)))
+        return swaps
 
 
-def grid_of(module: nn.Module) -> GridSource:
-    """Returns where an equipped attention, or block, takes its grid from."""
-    source: object = vars(module)[SOURCE]
-    assert isinstance(source, GridSource)
-    return source
+def told_grid(grid: tuple[int, ...] | None) -> MeasuredGrid:
+    """Returns the grid of a model that knows none: `equip` is told it, and nothing is measured."""
+    return MeasuredGrid("", _measure_map, told=grid)
+
+
+def measured_map(
+    model: nn.Module,
+    convolution: str,
+    num_prefix_tokens: int,
+    initial: Sequence[int] | None,
+    told: tuple[int, ...] | None,
+) -> MeasuredGrid:
+    """Returns where attentions find the grid of a model whose tokens come from a convolution.
+
+    Args:
+        model: The model.
+        convolution: The path in the model to the convolution that makes the feature map.
+        num_prefix_tokens: As in `MeasuredGrid`.
+        initial: The grid of the first input to come; `None` if unknown.
+        told: The grid that every input must have; `None` to measure each.
+    """
+    initial = None if initial is None else tuple(initial)
+    made = MeasuredGrid(convolution, _measure_map, num_prefix_tokens, initial, told)
+    return made if told is not None else source_of(model) or made
+
+
+def _measure_map(call: Embedded) -> tuple[int, ...]:
+    """Returns the grid of a convolution's output: batch, channels, rows, columns, or a video's."""
+    return tuple(call.output.shape[2:])
+
+
+def source_of(module: nn.Module) -> MeasuredGrid | None:
+    """Returns where a model, block or attention takes its grid from, if that is measured."""
+    return vars(module).get(SOURCE)
+
+
+def record_grid(attention: nn.Module, grid: InputGrid) -> None:
+    """Records the grid of an attention's last input, for `irpe.summary` alone."""
+    if torch.compiler.is_compiling():
+        return
+    if isinstance(grid, Positions) and grid.constant is None:
+        if grid.grid is None:
+            return
+        grid = grid.grid.shape
+    vars(attention)[LAST] = grid
+
+
+def expect_grid(attention: nn.Module, grid: tuple[int, ...] | None) -> list[Swap]:
+    """Returns what records the grid of an attention's first input, for `irpe.summary` alone."""
+    return set_attribute(attention, LAST, grid)
+
+
+def recorded_grid(attention: nn.Module) -> InputGrid | None:
+    """Returns the grid of an attention's last input, or of the first to come, if it is known."""
+    source, last = source_of(attention), vars(attention).get(LAST)
+    initial = None if source is None else source.told or source.initial
+    return initial if last is None else last
+
+
+def check_exportable(grid: InputGrid) -> None:
+    """Raises an error if a program would be exported whose images have grids of several shapes."""
+    sizes = () if isinstance(grid, Positions) else grid
+    if torch.compiler.is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes):
+        raise UserError(
+            f"the exported program would have one grid, but its images have a dynamic one, {grid}: "
+            "export one program for each size, without dynamic_shapes for the sides of images"
+        )
+
+
+def grid_after(block: nn.Module, tokens: Tensor) -> tuple[int, ...]:
+    """Returns the grid of the tokens that came out of an equipped block."""
+    source: Any = source_of(block)
+    grid = None if source.told else read_mark(tokens)
+    grid = source.of_attention(tokens) if grid is None else grid
+    assert not isinstance(grid, Positions)  # models that drop tokens are refused
+    return grid
 
 
 def mark(tokens: Tensor, grid: InputGrid) -> None:
@@ -121,6 +330,131 @@ def read_mark(tokens: Tensor) -> InputGrid | None:
         return None
     grid, version = getattr(_storage_of(tokens), _MARK, (None, None))
     return grid if version == _version_of(tokens) else None
+
+
+class CarryMark:
+    """A hook on a module between the tokens' choice and the first block: keeps their mark."""
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Marks the output as the input is."""
+        grid = read_mark(inputs[0])
+        if grid is not None:
+            mark(output, grid)
+
+
+@dataclass(frozen=True)
+class _Announce:
+    """A hook on the module that makes tokens of an image: announces the grid of each input."""
+
+    source: MeasuredGrid
+
+    def __call__(
+        self,
+        embedding: nn.Module,
+        inputs: tuple[Any, ...],
+        keywords: dict[str, Any],
+        output: Any = None,
+    ) -> None:
+        source = self.source
+        grid = source.measure(Embedded(embedding, inputs, keywords, output))
+        check_exportable(grid)
+        source.announce(grid)
+        if isinstance(grid, Positions) and source.marks_output:
+            source.mark_positions(output[0] if isinstance(output, tuple) else output, grid)
+
+
+@dataclass(frozen=True)
+class _StartPass:
+    """A hook before a model's forward: nothing is announced yet; follows a replaced embedding."""
+
+    source: MeasuredGrid
+
+    def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        key = self.source.key
+        setattr(_thread, key, _Pass(getattr(_thread, key, None) or _Pass()))
+        if not torch.compiler.is_compiling() and not self.source.is_followed(model):
+            for swap in self.source.hook_embedding(model):
+                swap.exchange()
+
+
+@dataclass(frozen=True)
+class _EndPass:
+    """A hook after a model's forward: what was announced before it, maybe around it, counts."""
+
+    source: MeasuredGrid
+
+    def __call__(self, model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        now = getattr(_thread, self.source.key, None)
+        if now is not None and now.outer is not None:  # not so where a hook failed before the start
+            setattr(_thread, self.source.key, now.outer)
+
+
+@dataclass(frozen=True)
+class _BlockOf:
+    """What a block belongs to; the copy of a block alone belongs to the same model."""
+
+    source: MeasuredGrid
+    model: nn.Module
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_BlockOf":
+        return _BlockOf(deepcopy(self.source, memo), memo.get(id(self.model), self.model))
+
+
+class _FollowingBlock(nn.Module):
+    """What a block's class gets in front of it: runs the block on the grid of its tokens."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns what the block returns, its tokens marked with their grid."""
+        tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        tokens = None if torch.compiler.is_compiling() else next(tensors, None)
+        if tokens is None:  # also where torch.fx traces the model
+            return super().forward(*args, **kwargs)
+        own: _BlockOf = vars(self)[_BLOCK]
+        grid = read_mark(tokens)
+        if grid is None:
+            grid = own.source.of_new_tokens(tokens, own.model)
+            mark(tokens, grid)
+        if not hasattr(_thread, "stack"):
+            _thread.stack = []
+        _thread.stack.append((own.source.key, grid))
+        try:
+            output = super().forward(*args, **kwargs)
+        finally:
+            _thread.stack.pop()
+        mark(output[0] if isinstance(output, tuple) else output, grid)
+        return output
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _make_following, (type(self).__bases__[1],), *state
+
+
+@cache
+def _following_class(block_class: type[nn.Module]) -> type[nn.Module]:
+    """Returns a subclass of a block's class, under the name that libraries look blocks up by."""
+    names = ("__doc__", "__module__", "__qualname__")
+    body = {name: getattr(block_class, name) for name in names}
+    return type(block_class.__name__, (_FollowingBlock, block_class), body)
+
+
+def _make_following(block_class: type[nn.Module]) -> nn.Module:
+    following_class: Any = _following_class(block_class)
+    return following_class.__new__(following_class)
+
+
+def _part_of(model: nn.Module, path: str) -> nn.Module:
+    return attrgetter(path)(model) if path else model
+
+
+def _is_repeated() -> bool:
+    """Tells whether a backward pass is under way, in which only repeated modules run forward."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _is_same(one: InputGrid, other: InputGrid) -> bool:
+    if isinstance(one, Positions) or isinstance(other, Positions):
+        return one is other
+    return one == other
 
 
 def _version_of(tokens: Tensor) -> int | None:

@@ -1,67 +1,69 @@
 """torch's MultiheadAttention with an encoding, alone and inside the models that are built on it."""
 
-from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from irpe.adapters.changes import Undo
-from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import grid_of
+from irpe.adapters.answer import answer_with_weights
+from irpe.adapters.host import Row
+from irpe.adapters.swaps import Swap, set_attribute
 from irpe.errors import UserError
 
 
-class RPEMultiheadAttention(nn.MultiheadAttention):
-    """torch's self-attention with an encoding."""
+def forward(
+    self: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the attended tokens and, if asked for, the weights, as torch's own does."""
+    if key is not query or value is not query:
+        raise UserError(
+            "query, key and value differ: an encoding relates the tokens of one grid to each "
+            "other; leave cross-attention out with layers="
+        )
+    if is_causal and attn_mask is None:
+        raise UserError("is_causal=True is a hint about attn_mask: pass the mask too")
+    is_batched = query.ndim == 3
+    x = query if is_batched else query.unsqueeze(0)
+    x = x if self.batch_first or not is_batched else x.transpose(0, 1)
+    qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+    qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
+    q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
 
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the attended tokens and, if asked for, the weights, as torch's own does."""
-        if key is not query or value is not query:
-            raise UserError(
-                "query, key and value differ: an encoding relates the tokens of one grid to each "
-                "other; leave cross-attention out with layers="
-            )
-        if is_causal and attn_mask is None:
-            raise UserError("is_causal=True is a hint about attn_mask: pass the mask too")
-        is_batched = query.ndim == 3
-        x = query if is_batched else query.unsqueeze(0)
-        x = x if self.batch_first or not is_batched else x.transpose(0, 1)
-        qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
-        qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-
-        mask = _combined_mask(attn_mask, key_padding_mask, q)
-        encoding, grid = encoding_of(self), grid_of(self).current()
-        dropout_p = self.dropout if self.training else 0.0
-        z = encoding(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
-        out = self.out_proj(z.transpose(1, 2).flatten(2))
-        weights = encoding.weights(q, k, grid=grid, attn_mask=mask) if need_weights else None
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(dim=1)
-        if not is_batched:
-            return out.squeeze(0), None if weights is None else weights.squeeze(0)
-        return (out if self.batch_first else out.transpose(0, 1)), weights
+    mask = _combined_mask(attn_mask, key_padding_mask, q)
+    dropout_p = self.dropout if self.training else 0.0
+    z, weights = answer_with_weights(q, k, v, mask, dropout_p, with_weights=need_weights)
+    out = self.out_proj(z.transpose(1, 2).flatten(2))
+    if weights is not None and average_attn_weights:
+        weights = weights.mean(dim=1)
+    if not is_batched:
+        return out.squeeze(0), None if weights is None else weights.squeeze(0)
+    return (out if self.batch_first else out.transpose(0, 1)), weights
 
 
-def leave_fast_path(attention: nn.MultiheadAttention) -> Undo:
+ROW = Row(forward=forward)
+
+
+def find_row(kind: type) -> Row | None:
+    """Returns the row of torch's attention."""
+    return ROW if kind is nn.MultiheadAttention else None
+
+
+def leave_fast_path(attention: nn.MultiheadAttention) -> list[Swap]:
     """Makes TransformerEncoderLayer call the attention in eval mode too.
 
     Its fused path for inference reads the weights and never calls the attention. It is not taken
     for attentions whose q, k and v have weights of their own; nothing else reads this attribute.
     """
-    attention._qkv_same_embed_dim = False
-    return partial(setattr, attention, "_qkv_same_embed_dim", True)
+    return set_attribute(attention, "_qkv_same_embed_dim", False)
 
 
 def _combined_mask(

@@ -35,14 +35,15 @@ def pooled_by(layer: Any, shape: Sequence[int]) -> Pool:
 
     Args:
         layer: The layer, with its kernel, stride and padding.
-        shape: The shape of what it returned.
+        shape: The shape of what it is given.
     """
     axes = len(shape)
     kernel, stride, padding = (
         _by_axis(size, axes) for size in (layer.kernel_size, layer.stride, layer.padding)
     )
     first = tuple((k - 1) / 2 - p for k, p in zip(kernel, padding, strict=True))
-    return Pool(tuple(shape), stride, first)
+    windows = zip(shape, kernel, stride, padding, strict=True)
+    return Pool(tuple((n + int(2 * p - k)) // int(s) + 1 for n, k, s, p in windows), stride, first)
 
 
 def pooled_to(shape: Sequence[int], before: Sequence[int]) -> Pool:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from irpe.adapters.hosts import hosts_of
+from irpe.adapters.hosts import full_name, hosts_of
 
 _MOST_KINDS = 3  # named in one sentence
 
@@ -14,9 +14,9 @@ def refusal_of(model: nn.Module) -> str:
         reasons |= getattr(host, "REFUSED", {})
     known: dict[str, str] = {}
     for module in model.modules():
-        names = [name_of(kind) for kind in type(module).__mro__]
+        names = [full_name(kind) for kind in type(module).__mro__]
         known |= {name: reasons[name] for name in names[:-1] if name in reasons}
-    kinds = {name_of(type(module)) for module in model.modules() if is_attention(module)}
+    kinds = {full_name(type(module)) for module in model.modules() if is_attention(module)}
     if known:
         found = "; ".join(f"{name} {reason}" for name, reason in sorted(known.items()))
     elif kinds:
@@ -28,11 +28,6 @@ def refusal_of(model: nn.Module) -> str:
         "irpe models and docs/reference/supported-models.md list; docs/how-to/own-attention.md "
         "shows how to equip an attention of your own"
     )
-
-
-def name_of(kind: type) -> str:
-    """Returns the name of a class with that of its module."""
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def is_attention(module: nn.Module) -> bool:

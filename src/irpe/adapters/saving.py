@@ -12,7 +12,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FunctionType
@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from irpe.adapters.equip import apply_equipment
+from irpe.adapters.equip import apply_equipment, remember_changes, removed_by
 from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of
+from irpe.adapters.grids import LAST
 from irpe.adapters.hosts import host_named, hosts_of
-from irpe.adapters.unequip import remember_undo, removed_by
+from irpe.adapters.swaps import Swap, undo_change
 from irpe.core.encodings import parse_encoding
 from irpe.errors import MissingFileError, TakenPathError, UserError
 from irpe.extras import require
@@ -50,6 +51,7 @@ _FORMAT = 1
 _STATE_ATTRIBUTES = {
     "training", "grad_checkpointing", "_is_accelerate_prepared", "_is_torch_compile",
     EQUIPMENT,  # which a wrapper of torch.compile may have instead
+    LAST,
 }  # fmt: skip
 
 
@@ -161,7 +163,7 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         ...     irpe.save_equipped(model, f"{folder}/model")
         ...     same = irpe.load_equipped(f"{folder}/model")
     """
-    path = Path(path)
+    path, is_given = Path(path), model is not None
     if model is not None:
         _check_values(model)
     if not (path / _DESCRIPTION).exists() and (path / "config.json").is_file():
@@ -170,13 +172,14 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
         description, tensors = _read_save(path)
     if model is None:
         model = _build(description["host"], path)
-    with ExitStack() as undo:
-        undo.push(_equip_all(description, path / _DESCRIPTION, model))
+    changes = _equip_all(description, path / _DESCRIPTION, model)
+    try:
         check_tensors(model, tensors, path)
-        calls = equipment_of(model)
-        if not removed_by(calls):
-            remember_undo(model, undo.pop_all(), len(calls))
-        undo.pop_all()
+    except UserError:
+        _undo_all(changes)
+        raise
+    if is_given or not removed_by(equipment_of(model)):
+        remember_changes(model, changes)
     _cast(model, tensors)
     model.load_state_dict(tensors)
     return model.eval()
@@ -343,18 +346,23 @@ def _read_pretrained(
     return description, host.read_tensors(path, description["host"]["arguments"], equip, model)
 
 
-def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> ExitStack:
-    """Equips a model as a file describes it; closing what is returned undoes it."""
-    with ExitStack() as undo:
-        try:
-            calls = [_equipment(call) for call in description["equipment"]]
-            for call in calls:
-                undo.push(apply_equipment(model, call))
-        except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"{file} does not fit: {error}") from error
-        if not calls:
-            raise UserError(f"{file} is damaged: it names no encoding")
-        return undo.pop_all()
+def _equip_all(description: dict[str, Any], file: Path, model: nn.Module) -> list[list[Swap]]:
+    """Equips a model as a file describes it, and returns the changes."""
+    changes: list[list[Swap]] = []
+    try:
+        for call in [_equipment(call) for call in description["equipment"]]:
+            changes.append(apply_equipment(model, call))
+    except (KeyError, TypeError, ValueError) as error:
+        _undo_all(changes)
+        raise UserError(f"{file} does not fit: {error}") from error
+    if not changes:
+        raise UserError(f"{file} is damaged: it names no encoding")
+    return changes
+
+
+def _undo_all(changes: Sequence[list[Swap]]) -> None:
+    for change in reversed(changes):
+        undo_change(change)
 
 
 def _read_save(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:

@@ -11,7 +11,7 @@ from irpe.adapters.equipped import (
     equipped_blocks,
     generator_of,
 )
-from irpe.adapters.grids import InputGrid, grid_of
+from irpe.adapters.grids import InputGrid, recorded_grid
 from irpe.core.positions import Positions
 
 
@@ -127,7 +127,7 @@ def _cells(a: AttentionSummary) -> list[str]:
 
 
 def _summarize(name: str, attention: nn.Module) -> AttentionSummary:
-    encoding, grid = active_encoding(attention), grid_of(attention).grid
+    encoding, grid = active_encoding(attention), recorded_grid(attention)
     rows = encoding.spec.num_buckets(encoding.ndim, encoding.num_prefix_tokens)
     used = None
     if grid is not None:
@@ -149,7 +149,7 @@ def _summarize_block(name: str, block: nn.Module) -> AttentionSummary:
     return AttentionSummary(
         name=name,
         spec="cpvt",
-        grid=grid_of(block).grid,
+        grid=recorded_grid(block),
         num_prefix_tokens=generator.num_prefix_tokens,
         num_buckets=generator.weight[0].numel(),
         num_used_buckets=generator.weight[0].numel(),

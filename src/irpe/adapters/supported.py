@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from irpe.adapters.equip import find_attentions
-from irpe.adapters.plan import Request, check_sites
-from irpe.adapters.refusals import name_of
+from irpe.adapters.equip import check_sites, find_attentions
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.hosts import full_name
+from irpe.core.encodings import NoEncoding
 from irpe.core.grid import Grid
 from irpe.errors import UserTypeError
 
@@ -45,14 +46,15 @@ def supported(model: nn.Module, grid: Sequence[int] | None = None) -> Support:
         VisionTransformer can be equipped: 12 x timm.layers.attention.Attention
     """
     if not isinstance(model, nn.Module):
-        raise UserTypeError(f"model {model!r} is not a torch.nn.Module")
+        raise UserTypeError(f"model is a {type(model).__qualname__}, not a torch.nn.Module")
     shape = None if grid is None else Grid.of(grid).shape
     try:
-        plan = find_attentions(model, Request(shape, None, "keep", "keep"))
+        call = Equipment(NoEncoding(), shape, None, None, "keep", "keep")
+        plan = find_attentions(model, call)
         check_sites(plan.sites)
     except ValueError as error:
         return Support((), str(error))
-    kinds = Counter(name_of(type(site.attention)) for site in plan.sites)
+    kinds = Counter(full_name(type(site.attention)) for site in plan.sites)
     found = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     notes = ""
     if any(site.rotates for site in plan.sites):

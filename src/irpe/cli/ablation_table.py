@@ -7,12 +7,12 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from irpe.progress import Event
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from irpe.ablation.cells import Cell
-    from irpe.ablation.results import CellResult
-    from irpe.ablation.running import Failure
 
 _PAUSE = 0.25  # seconds between two drawings
 
@@ -44,32 +44,27 @@ class LiveTable:
             self._draw()
             self.live.stop()
 
-    def start(self, cell: "Cell") -> None:
-        """A cell begins."""
-        self.shown[cell.name] = "..."
-        self._draw()
+    def __call__(self, event: Event) -> None:
+        """Shows a step of a cell, or its end."""
+        from irpe.ablation.cells import CellResult
 
-    def step(self, cell: "Cell", fraction: float, remaining: float | None) -> None:
-        """A step of a cell is done."""
-        self.shown[cell.name] = f"{100 * fraction:.0f} %"
-        self.remaining = remaining
-        if time.monotonic() - self.drawn > _PAUSE:
-            self._draw()
-
-    def end(self, cell: "Cell", found: "CellResult | Failure") -> None:
-        """A cell has ended."""
-        from irpe.ablation.running import Failure
-
+        if event.result is None:
+            self.shown[event.work] = f"{100 * event.done / max(event.total, 1):.0f} %"
+            self.remaining = event.values.get("remaining")
+            if time.monotonic() - self.drawn > _PAUSE:
+                self._draw()
+            return
         self.ended += 1
-        if not isinstance(found, Failure):
-            self.shown[cell.name] = f"[bold]{found.score():.1f}[/bold]"
-            shifts = found.measure.shifts[1:]
-            moved = ", by ".join(f"{shift} {found.score(shift):.1f}" for shift in shifts)
-            line = f"{cell.name}: {found.measure.name} {found.score():.1f}"
-            line += f", moved by {moved}" if shifts else ""
+        if isinstance(event.result, CellResult):
+            first, *moved = (score.value for score in event.result.scores)
+            self.shown[event.work] = f"[bold]{first:.1f}[/bold]"
+            line = f"{event.work}: {event.result.scores[0].measure.name} {first:.1f}"
+            pairs = zip(event.result.shifts[1:], moved, strict=True)
+            by = ", by ".join(f"{shift} {value:.1f}" for shift, value in pairs)
+            line += f", moved by {by}" if by else ""
         else:
-            self.shown[cell.name] = "[red]failed[/red]"
-            line = str(found)
+            self.shown[event.work] = "[red]failed[/red]"
+            line = str(event.result)
         self._draw()
         if not self.console.is_terminal:
             count = f"[{self.ended}/{len(self.cells)}]"

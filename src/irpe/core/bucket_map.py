@@ -96,7 +96,7 @@ class BucketMap:
         self.num_buckets = num_buckets
         self.key_axis = key_axis
         is_small = compact_ids.numel() <= _MOST_INDEXED_PAIRS
-        self._index = compact_ids.long() if is_small and key_axis is None else None
+        self._index = compact_ids.long() if is_small else None
 
     @property
     def ids(self) -> Integer[Tensor, "*batch query key"]:

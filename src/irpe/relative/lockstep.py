@@ -178,13 +178,14 @@ def _stop_in(name: str, attention: Any) -> list[Any]:
 
 
 def _read_call(name: str, tokens: Tensor, encoding: Any, args: Any, kwargs: Any) -> AttentionInput:
-    q, k, v = args[:3]
-    rotate, scale = kwargs.get("rotate"), kwargs.get("temperature")
+    rotated, v = args[:2], args[2]
+    scale = kwargs.get("temperature")
+    unrotated = kwargs.get("table_q"), kwargs.get("table_k")
+    q, k = rotated if unrotated[0] is None else unrotated
     if scale is None:
         scale = kwargs.get("scale")
     if scale is None:
         scale = q.shape[-1] ** -0.5
-    rotated = (q, k) if rotate is None else (rotate(q), rotate(k))
     mask = kwargs.get("attn_mask")
     prefix = encoding.num_prefix_tokens
     return AttentionInput(name, q, k, v, rotated, kwargs["grid"], mask, scale, tokens, prefix)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.equip import apply_equipment, equip
+from irpe.adapters.equip import apply_equipment, equip, remember_changes
 from irpe.adapters.equipped import Equipment, equipped_attentions
-from irpe.adapters.unequip import remember_undo
+from irpe.adapters.swaps import undo_change
 from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.errors import UserError
@@ -95,13 +95,13 @@ def make_relative(
         original = copy.deepcopy(model)
         equip(original, encoding, layers=indices)
         call = Equipment(encoding, None, None, indices, "none", "keep")
-        changes = apply_equipment(model, call)
-        undo.push(changes)
+        change = apply_equipment(model, call)
+        undo.callback(undo_change, change)
         conversion = _convert(
             model, original, encoding, solving, held_out, held_labels, newton_steps, listen
         )
         undo.pop_all()
-    remember_undo(model, changes)
+    remember_changes(model, [change])
     return conversion
 
 

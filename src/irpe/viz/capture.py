@@ -128,17 +128,14 @@ class CapturedAttention:
         """Returns the attention weights a_ij, averaged over the batch."""
         self._check_scores()
         arguments: dict[str, Any] = {"attn_mask": self.attn_mask, "scale": self.scale}
+        q, k = self.q, self.k
         if self.rotated is not None:
-            arguments["rotate"] = self._rotate
+            arguments |= {"table_q": q, "table_k": k}
+            q, k = self.rotated
         if self.temperature is not None:
             arguments["temperature"] = self.temperature
         with torch.no_grad():
-            return self.encoding.weights(self.q, self.k, grid=self.where, **arguments).mean(0)
-
-    def _rotate(self, x: Tensor) -> Tensor:
-        """Returns the queries or the keys as the model rotated them."""
-        assert self.rotated is not None
-        return self.rotated[0 if x is self.q else 1]
+            return self.encoding.weights(q, k, grid=self.where, **arguments).mean(0)
 
     def attention_without(self) -> HeadPairs:
         """Returns the weights of the same queries and keys without the encoding."""
@@ -208,15 +205,16 @@ def _noting(model: nn.Module, calls: list[CapturedAttention]) -> Generator[None]
     for name, attention in equipped_attentions(model).items():
 
         def note(encoding: Any, args: Any, kwargs: Any, name: str = name) -> None:
-            q, k = (tensor.detach().float().cpu() for tensor in args[:2])
+            entering = tuple(x.detach().float().cpu() for x in args[:2])
+            rotates = kwargs.get("table_q") is not None
+            met = (kwargs["table_q"], kwargs["table_k"]) if rotates else args[:2]
+            q, k = (x.detach().float().cpu() for x in met)
+            rotated = entering if rotates else None
             mask = kwargs.get("attn_mask")
             mask = None if mask is None else mask.detach().cpu()
             tables = copy.deepcopy(encoding).float().cpu()
             grid, scale = _whole_grid(kwargs["grid"]), kwargs.get("scale")
-            rotate, temperature = kwargs.get("rotate"), kwargs.get("temperature")
-            rotated = None
-            if rotate is not None:
-                rotated = tuple(rotate(tensor).detach().float().cpu() for tensor in args[:2])
+            temperature = kwargs.get("temperature")
             if temperature is not None:
                 temperature = temperature.detach().float().cpu()
             calls.append(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from adapters.small_models import images, perturb, state_of
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as attention_of_torch
 from torch.utils.checkpoint import checkpoint
 
 import irpe
@@ -28,12 +29,6 @@ class OwnAttention(nn.Module):
 
     def forward(self, x):
         z = F.scaled_dot_product_attention(*self.split(x))
-        return self.proj(z.transpose(1, 2).flatten(2))
-
-
-class EquippedOwnAttention(OwnAttention):
-    def forward(self, x):
-        z = self.rpe(*self.split(x), grid=self.rpe_grid.current())
         return self.proj(z.transpose(1, 2).flatten(2))
 
 
@@ -78,7 +73,7 @@ def registry(monkeypatch):
 
 
 def register(**arguments):
-    irpe.register_host(OwnAttention, EquippedOwnAttention, **arguments)
+    irpe.register_host(OwnAttention, **arguments)
 
 
 def make_own():
@@ -163,37 +158,112 @@ def test_a_file_names_a_class_and_never_imports_it(tmp_path):
         irpe.load_equipped(tmp_path / "own")
 
 
-class Unchanged(OwnAttention):
-    pass
+class CallsMethod(OwnAttention):
+    def forward(self, x):
+        return self.proj(self.attend(*self.split(x)).transpose(1, 2).flatten(2))
+
+    def attend(self, q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+
+def attend(q, k, v):
+    return attention_of_torch(q, k, v)
+
+
+class CallsFunction(OwnAttention):
+    def forward(self, x):
+        z = attend(*self.split(x))
+        return self.proj(z.transpose(1, 2).flatten(2))
+
+
+def softmax_attention(q, k, v):
+    return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+
+class CallsSoftmax(OwnAttention):
+    def forward(self, x):
+        z = softmax_attention(*self.split(x))
+        return self.proj(z.transpose(1, 2).flatten(2))
+
+
+class OverridesMore(CallsMethod):
+    def split(self, x):
+        return super().split(x)
+
+    def extra_repr(self):
+        return "more than a forward"
+
+
+CALLS = {
+    CallsMethod: {}, CallsFunction: {}, OverridesMore: {},
+    CallsSoftmax: {"call": "softmax_attention"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_attention_is_answered_wherever_the_forward_calls_it(kind, is_compiled):
+    register()
+    irpe.register_host(kind, **CALLS[kind])
+    torch.manual_seed(0)
+    expected, own, x = OwnAttention(32, 2), kind(32, 2), torch.randn(2, 15, 32)
+    own.load_state_dict(expected.state_dict())
+    for attention in (expected, own):
+        irpe.equip(attention, SPEC, grid=(3, 5))
+    for name in table_names(own):
+        nn.init.normal_(own.get_parameter(name))
+    expected.load_state_dict(own.state_dict())
+    torch._dynamo.reset()
+    forward = torch.compile(own, fullgraph=True, backend="eager") if is_compiled else own
+    torch.testing.assert_close(forward(x), expected(x))
+    irpe.unequip(own)
+    assert type(own) is kind
+
+
+class Twice(OwnAttention):
+    def forward(self, x):
+        q, k, v = self.split(x)
+        z = F.scaled_dot_product_attention(F.scaled_dot_product_attention(q, k, v), k, v)
+        return self.proj(z.transpose(1, 2).flatten(2))
+
+
+class Sometimes(CallsMethod):
+    def forward(self, x):
+        return self.attend(*self.split(x)) if len(x) > 1 else x
+
+
+def test_an_attention_that_is_not_answered_once_is_an_error():
+    register()
+    for kind, x in ((Twice, torch.randn(2, 15, 32)), (Sometimes, torch.randn(1, 15, 32))):
+        irpe.register_host(kind)
+        own = irpe.equip(kind(32, 2), SPEC, grid=(3, 5))
+        with pytest.raises(irpe.UserError, match=kind.__name__):
+            own(x)
 
 
 class WithoutSizes(nn.Linear):
-    pass
-
-
-class EquippedWithoutSizes(WithoutSizes):
     def forward(self, x):
-        return x
+        return F.scaled_dot_product_attention(x, x, x)
 
 
 WRONG = {
-    "not a class": ((OwnAttention(8, 2), EquippedOwnAttention), {}, "is not a class of modules"),
-    "no subclass": ((OwnAttention, OwnBlock), {}, "OwnBlock must be a subclass of OwnAttention"),
-    "no forward": ((OwnAttention, Unchanged), {}, "with a forward of its own"),
-    "half a grid": ((OwnAttention, EquippedOwnAttention), {"model": OwnViT}, "pass both"),
+    "not a class": (OwnAttention(8, 2), {}, "is not a class of modules"),
+    "softmax of its own": (CallsSoftmax, {}, "CallsSoftmax.forward does not call scaled_dot"),
+    "another name": (CallsSoftmax, {"call": "attend_to"}, "does not call attend_to"),
+    "half a grid": (OwnAttention, {"model": OwnViT}, "pass both"),
     "half a file": (
-        (OwnAttention, EquippedOwnAttention),
+        OwnAttention,
         {**FOLLOWED, "build": build},
         "describe and build belong together",
     ),
-    "tokens": ((OwnAttention, EquippedOwnAttention), {"num_prefix_tokens": -1}, "-1"),
+    "tokens": (OwnAttention, {"num_prefix_tokens": -1}, "-1"),
 }
 
 
-@pytest.mark.parametrize(("classes", "arguments", "message"), WRONG.values(), ids=WRONG)
-def test_wrong_registrations(classes, arguments, message):
+@pytest.mark.parametrize(("attention", "arguments", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_registrations(attention, arguments, message):
     with pytest.raises((TypeError, ValueError), match=message):
-        irpe.register_host(*classes, **arguments)
+        irpe.register_host(attention, **arguments)
     assert not hosts.REGISTERED
 
 
@@ -207,8 +277,8 @@ def test_what_a_registered_class_cannot_have():
         irpe.equip(make_own(), SPEC)
     with pytest.raises(ValueError, match="absolute 'none'"):
         irpe.equip(make_own(), SPEC, grid=(2, 5), absolute="none")
-    irpe.register_host(WithoutSizes, EquippedWithoutSizes)
+    irpe.register_host(WithoutSizes)
     with pytest.raises(ValueError, match=r"pass head_size= to irpe\.register_host"):
         irpe.equip(WithoutSizes(8, 8), SPEC, grid=(2, 5))
-    irpe.register_host(WithoutSizes, EquippedWithoutSizes, head_size=lambda attention: (2, 4))
+    irpe.register_host(WithoutSizes, head_size=lambda attention: (2, 4))
     assert irpe.equip(WithoutSizes(8, 8), SPEC, grid=(2, 5)).rpe.size.head_dim == 4

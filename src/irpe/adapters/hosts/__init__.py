@@ -1,19 +1,24 @@
 """One folder or file for each library whose models can be equipped; none imports another.
 
-A host has a function `find_attentions(model, request)` that returns a `Plan`. Where its models can
-be built again from what they know about themselves, it also has `describe_model(model)`, which
-returns arguments that json can hold, or `None`, and `build_model(arguments)`. `STATE_ATTRIBUTES`
-may name attributes of its modules in which two equal models can differ; `REFUSED` may give the
-reason why an attention of the library cannot have an encoding, by the name of its class with its
-module: a clause whose subject is that class. Classes of the user's own come first (`registered`).
+A host has functions `find_row(kind)`, which returns what is known of a class of attentions (`Row`),
+and `find_attentions(model, call)`, which returns a `Plan`. Where its models can be built again from
+what they know about themselves, it also has `describe_model(model)`, which returns arguments that
+json can hold, or `None`, and `build_model(arguments)`. `STATE_ATTRIBUTES` may name attributes of
+its modules in which two equal models can differ; `REFUSED` may give the reason why an attention of
+the library cannot have an encoding, by the full name of its class: a clause about that class.
+Classes of the user's own come first (`registered`).
 """
 
 import importlib
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 from torch import nn
 
+from irpe.adapters.host import Row
 from irpe.errors import UserError
+
+Entry = TypeVar("Entry")
 
 # In this order: the first host that finds an attention takes the model.
 HOSTS = {
@@ -34,6 +39,37 @@ SUPPORTED = {
     "torchvision": "torchvision's VisionTransformer and SwinTransformer, versions 1 and 2",
     "torch": "torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder",
 }
+
+
+def row_of(kind: type[nn.Module]) -> Row:
+    """Returns the row of a class of attentions, or of the first of its bases that has one."""
+    return _rows_of(kind)[known_class(kind)]
+
+
+def known_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """Returns the class that has a row: a class of attentions, or one of its bases."""
+    return next(iter(_rows_of(kind)))
+
+
+def _rows_of(kind: type[nn.Module]) -> dict[type[nn.Module], Row]:
+    found: dict[type[nn.Module], Row] = {}
+    for base in kind.__mro__:
+        name, library = full_name(base), base.__module__.partition(".")[0]
+        host = REGISTERED.get(name) or (host_named(library) if library in HOSTS else None)
+        row = None if host is None else host.find_row(base)
+        if row is not None:
+            found[base] = row
+    return found
+
+
+def entry_of(kind: type, table: Mapping[str, Entry]) -> Entry | None:
+    """Returns the entry of a class, or of the first of its bases that has one, by its full name."""
+    return next((table[name] for name in map(full_name, kind.__mro__) if name in table), None)
+
+
+def full_name(kind: type) -> str:
+    """Returns the name of a class with that of its module."""
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def hosts_of(model: nn.Module) -> dict[str, Any]:

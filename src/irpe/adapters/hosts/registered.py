@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from irpe.adapters.following import follow_grid, map_source
-from irpe.adapters.grids import GridSource
-from irpe.adapters.hosts import REGISTERED
-from irpe.adapters.plan import Plan, Request, Site
+from irpe.adapters.answer import equipped_class, is_answered
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import SOURCE, MeasuredGrid, measured_map, told_grid
+from irpe.adapters.host import Plan, Row, Site, site_of
+from irpe.adapters.hosts import REGISTERED, full_name
+from irpe.adapters.swaps import set_attribute
 from irpe.core.buckets import check_num_prefix_tokens
+from irpe.core.positions import axes_of
 from irpe.errors import UserError, UserTypeError
 
 Model = Any  # a model of the user's own class
@@ -21,8 +24,8 @@ Build = Callable[[dict[str, Any]], nn.Module]
 
 def register_host(
     attention: type[nn.Module],
-    equipped: type[nn.Module],
     *,
+    call: str | None = None,
     model: type[nn.Module] | None = None,
     convolution: str | None = None,
     num_prefix_tokens: int = 0,
@@ -33,13 +36,13 @@ def register_host(
     """Makes an attention class of your own known to `equip`, `save_equipped` and `load_equipped`.
 
     It is looked for before those of the libraries. Registering a class of the same name again
-    replaces what was registered before.
+    replaces what was registered before. The forward of the class stays as it is: the encoding
+    answers its one call of `torch.nn.functional.scaled_dot_product_attention`.
 
     Args:
         attention: The class of the attentions.
-        equipped: A subclass of it whose forward calls `self.rpe(q, k, v, grid=...)` where the
-            attention calls `scaled_dot_product_attention`; `self.rpe_grid.current()` is the grid.
-            An equipped attention becomes an instance of it, with the parameters that it has.
+        call: The name of the function or method of (query, key, value, attn_mask), batch heads
+            tokens dim, that its forward calls where it does not call that of torch.
         model: The class of the models whose attentions they are.
         convolution: The path in such a model to the convolution that makes the patches: the grid is
             taken from its output, input by input. Without it, `equip` must be given `grid=`.
@@ -53,18 +56,21 @@ def register_host(
     Examples:
         >>> import irpe
         >>> irpe.register_host(  # doctest: +SKIP
-        ...     MyAttention, MyEquipped, model=MyModel, convolution="patches", num_prefix_tokens=1
+        ...     MyAttention, model=MyModel, convolution="patches", num_prefix_tokens=1
         ... )
     """
-    for name, kind in {"attention": attention, "equipped": equipped, "model": model}.items():
+    for name, kind in {"attention": attention, "model": model}.items():
         if kind is not None and not (isinstance(kind, type) and issubclass(kind, nn.Module)):
             raise UserTypeError(
                 f"{name} = {kind!r} is not a class of modules: pass the class itself"
             )
-    if equipped.__bases__[0] is not attention or equipped.forward is attention.forward:
+    row = Row(call=call)
+    if not is_answered(attention, row):
+        wanted = "scaled_dot_product_attention" if call is None else call
         raise UserError(
-            f"equipped = {equipped.__qualname__} must be a subclass of {attention.__qualname__} "
-            "(its first base) with a forward of its own, which calls self.rpe"
+            f"{attention.__qualname__}.forward does not call {wanted}: compute its softmax by "
+            "torch.nn.functional.scaled_dot_product_attention, or in a function or method of "
+            "(query, key, value, attn_mask) that call= names"
         )
     if (model is None) != (convolution is None):
         raise UserError(
@@ -77,9 +83,10 @@ def register_host(
         raise UserError("describe and build are about a model: pass its class as model=")
     check_num_prefix_tokens(num_prefix_tokens)
     host = _RegisteredHost(
-        attention, equipped, model, convolution, num_prefix_tokens, head_size, describe, build
+        attention, row, model, convolution, num_prefix_tokens, head_size, describe, build
     )
-    REGISTERED[f"{attention.__module__}.{attention.__qualname__}"] = host
+    REGISTERED[full_name(attention)] = host
+    equipped_class.cache_clear()
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class _RegisteredHost:
     """A host in the sense of `irpe.adapters.hosts`; arguments as in `register_host`."""
 
     attention: type[nn.Module]
-    equipped: type[nn.Module]
+    row: Row
     model: type[nn.Module] | None
     convolution: str | None
     num_prefix_tokens: int
@@ -95,22 +102,28 @@ class _RegisteredHost:
     describe: Describe | None
     build: Build | None
 
-    def find_attentions(self, model: nn.Module, request: Request) -> Plan:
+    def find_row(self, kind: type) -> Row | None:
+        """Returns what is known of a class of attentions."""
+        return self.row if full_name(kind) == full_name(self.attention) else None
+
+    def find_attentions(self, model: nn.Module, call: Equipment) -> Plan:
         """Returns the attentions of this class in a model."""
         found = Plan()
         owners = {"": model, **dict(model.named_modules())}
-        sources: dict[str, GridSource] = {}
+        sources: dict[str, MeasuredGrid] = {}
+        names: dict[str, list[str]] = {}
         for name, attention in model.named_modules():
             if not isinstance(attention, self.attention):
                 continue
             path = self._path_of_model(name, owners)
             if path not in sources:
-                sources[path] = self._source(owners[path], request)
-            found.sites.append(self._site(name, attention, sources[path], request))
+                sources[path] = self._source(owners[path], call)
+            names.setdefault(path, []).append(name)
+            found.sites.append(self._site(name, attention, sources[path], call))
         for path, source in sources.items():
-            names = [s.name for s in found.sites if s.grid is source]
-            blocks = self._blocks_of(path, names, owners)
-            found.changes.append(partial(follow_grid, source, blocks))
+            if source.embedding:
+                blocks = self._blocks_of(path, names[path], owners)
+                found.changes += source.follow(owners[path], blocks)
         return found
 
     def _path_of_model(self, name: str, owners: dict[str, nn.Module]) -> str:
@@ -122,10 +135,15 @@ class _RegisteredHost:
                 return path
         return ""
 
-    def _source(self, model: nn.Module, request: Request) -> GridSource:
+    def _source(self, model: nn.Module, call: Equipment) -> MeasuredGrid:
         if self.model is None or self.convolution is None or not isinstance(model, self.model):
-            return GridSource(request.grid)
-        return map_source(request.grid, None, model, self.convolution)
+            return told_grid(call.grid)
+        count = self._count_prefix(call)
+        return measured_map(model, self.convolution, count, None, call.grid)
+
+    def _count_prefix(self, call: Equipment) -> int:
+        own, asked = self.num_prefix_tokens, call.num_prefix_tokens
+        return own if asked is None else asked
 
     def _blocks_of(
         self, path: str, names: list[str], owners: dict[str, nn.Module]
@@ -136,18 +154,17 @@ class _RegisteredHost:
         is_inside = [parent for parent in parents if not image_path.startswith(f"{parent}.")]
         return [owners[parent] for parent in is_inside if parent]
 
-    def _site(self, name: str, attention: Any, source: GridSource, request: Request) -> Site:
-        num_heads, head_dim = self._head_size(attention)
-        count = request.num_prefix_tokens
-        return Site(
-            name=name or "the model itself",
-            attention=attention,
-            equipped_class=self.equipped,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            num_prefix_tokens=self.num_prefix_tokens if count is None else count,
-            grid=source,
-            check=partial(self._check, source, request),
+    def _site(self, name: str, attention: Any, source: MeasuredGrid, call: Equipment) -> Site:
+        return site_of(
+            name or "the model itself",
+            attention,
+            self.row,
+            call,
+            *self._head_size(attention),
+            self._count_prefix(call),
+            2 if source.told is None else axes_of(source.told),
+            changes=set_attribute(attention, SOURCE, source),
+            check=partial(self._check, source, call),
         )
 
     def _head_size(self, attention: Any) -> tuple[int, int]:
@@ -161,16 +178,16 @@ class _RegisteredHost:
                 "number of heads and the dimension of one head of an attention"
             ) from error
 
-    def _check(self, source: GridSource, request: Request) -> None:
+    def _check(self, source: MeasuredGrid, call: Equipment) -> None:
         name = self.attention.__qualname__
-        if type(source) is GridSource and source.grid is None:
+        if not source.embedding and source.told is None:
             raise UserError(
                 f"{name} does not know its grid: pass grid= to irpe.equip, or model= and "
                 "convolution= to irpe.register_host, and equip such a model"
             )
-        if request.absolute != "keep":
+        if call.absolute != "keep":
             raise UserError(
-                f"absolute {request.absolute!r}: the absolute encoding of a model around {name} "
+                f"absolute {call.absolute!r}: the absolute encoding of a model around {name} "
                 "is not known; use 'keep', and remove it in the model"
             )
 

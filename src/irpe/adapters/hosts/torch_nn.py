@@ -4,10 +4,13 @@ from functools import partial
 
 from torch import nn
 
-from irpe.adapters.changes import Undo
-from irpe.adapters.grids import GridSource
-from irpe.adapters.multihead import RPEMultiheadAttention, leave_fast_path
-from irpe.adapters.plan import Plan, Request, Site
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import SOURCE, told_grid
+from irpe.adapters.host import Plan, site_of
+from irpe.adapters.multihead import ROW, leave_fast_path
+from irpe.adapters.multihead import find_row as find_row
+from irpe.adapters.swaps import set_attribute
+from irpe.core.positions import axes_of
 from irpe.errors import UserError
 
 REFUSED = {
@@ -16,10 +19,9 @@ REFUSED = {
 }
 
 
-def find_attentions(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, call: Equipment) -> Plan:
     """Returns the self-attentions of a model that are made of torch.nn's."""
     found = Plan()
-    source = GridSource(request.grid)
     crossing = {
         id(module)
         for owner in model.modules()
@@ -29,22 +31,25 @@ def find_attentions(model: nn.Module, request: Request) -> Plan:
     for name, attention in model.named_modules():
         if not isinstance(attention, nn.MultiheadAttention) or id(attention) in crossing:
             continue
-        found.sites.append(
-            Site(
-                name=name or "the model itself",
-                attention=attention,
-                equipped_class=RPEMultiheadAttention,
-                num_heads=attention.num_heads,
-                head_dim=attention.head_dim,
-                num_prefix_tokens=request.num_prefix_tokens or 0,
-                grid=source,
-                changes=[partial(leave_fast_path, attention)],
-                check=partial(_check, attention, name, request),
-            )
+        site = site_of(
+            name or "the model itself",
+            attention,
+            ROW,
+            call,
+            attention.num_heads,
+            attention.head_dim,
+            call.num_prefix_tokens or 0,
+            2 if call.grid is None else axes_of(call.grid),
+            changes=[
+                *leave_fast_path(attention),
+                *set_attribute(attention, SOURCE, told_grid(call.grid)),
+            ],
+            check=partial(_check, attention, name, call),
         )
+        found.sites.append(site)
     for encoder in model.modules():
-        if isinstance(encoder, nn.TransformerEncoder):
-            found.changes.append(partial(_keep_padding, encoder))
+        if isinstance(encoder, nn.TransformerEncoder):  # leaves padded tokens: they are on the grid
+            found.changes += set_attribute(encoder, "use_nested_tensor", False)
     return found
 
 
@@ -53,16 +58,16 @@ def _is_pooling(owner: nn.Module) -> bool:
     return "Pool" in type(owner).__name__
 
 
-def _check(attention: nn.MultiheadAttention, name: str, request: Request) -> None:
+def _check(attention: nn.MultiheadAttention, name: str, call: Equipment) -> None:
     where = f"{name}: " if name else ""
-    if request.grid is None:
+    if call.grid is None:
         raise UserError(
             f"{where}a torch.nn attention does not know its grid: pass grid=, for example "
             "grid=(14, 14), and num_prefix_tokens= if tokens stand before the patches"
         )
-    if request.absolute != "keep":
+    if call.absolute != "keep":
         raise UserError(
-            f"absolute {request.absolute!r}: torch.nn's transformer has no absolute encoding to "
+            f"absolute {call.absolute!r}: torch.nn's transformer has no absolute encoding to "
             "replace; use 'keep'"
         )
     if attention._parameters["in_proj_weight"] is None:
@@ -72,10 +77,3 @@ def _check(attention: nn.MultiheadAttention, name: str, request: Request) -> Non
             f"{where}add_bias_kv and add_zero_attn append tokens that are not on the grid: "
             "create the attention without them"
         )
-
-
-def _keep_padding(encoder: nn.TransformerEncoder) -> Undo:
-    """Makes an encoder leave padded tokens where they are: without them there is no grid."""
-    before = encoder.use_nested_tensor
-    encoder.use_nested_tensor = False
-    return partial(setattr, encoder, "use_nested_tensor", before)

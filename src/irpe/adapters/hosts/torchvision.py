@@ -17,59 +17,54 @@ from torchvision.models.swin_transformer import (
 )
 from torchvision.models.vision_transformer import EncoderBlock, VisionTransformer
 
-from irpe.adapters.changes import drop_module, drop_parameter, put_absolute
-from irpe.adapters.equipped import encoding_of
-from irpe.adapters.following import follow_grid, map_source
-from irpe.adapters.grids import GridSource, grid_of
-from irpe.adapters.multihead import RPEMultiheadAttention
-from irpe.adapters.plan import Plan, Request, Site, check_grid, check_window
+from irpe.adapters import multihead
+from irpe.adapters.answer import answer
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import SOURCE, measured_map
+from irpe.adapters.host import Own, Plan, Row, change_absolute, check_grid, check_window, site_of
+from irpe.adapters.swaps import set_attribute
 from irpe.errors import UserError
 
-_BIAS = "relative_position_bias_table"
 _APART = -100.0  # added to the scores of tokens of different regions in a shifted window
 
 
-class RPEShiftedWindowAttention(ShiftedWindowAttention):
-    """Swin's attention with an encoding, on the grid of a window, its own bias kept or dropped."""
+def _forward(self: Any, x: Tensor) -> Tensor:
+    """The forward of Swin; `x` is batch, rows, columns, channels."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the attended tokens; `x` is batch, rows, columns, channels."""
-        has_bias = self._parameters["relative_position_bias_table"] is not None
-        bias = self.get_relative_position_bias() if has_bias else None  # 1 heads tokens tokens
-        return _attend_in_windows(self, x, self._attend, bias)
-
-    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the attended tokens of windows: windows heads tokens dim."""
+    def attend(x: Tensor, mask: Tensor | None) -> Tensor:
         q, k, v = _split_heads(self.qkv(x), self.num_heads)
-        dropout_p = self.attention_dropout if self.training else 0.0
-        grid = grid_of(self).current()
-        return encoding_of(self)(q, k, v, grid=grid, attn_mask=mask, dropout_p=dropout_p)
+        return answer(q, k, v, mask, self.attention_dropout if self.training else 0.0)
+
+    return _attend_in_windows(self, x, attend, self.get_relative_position_bias())
 
 
-class RPEShiftedWindowAttentionV2(ShiftedWindowAttentionV2):
-    """The attention of Swin v2 with an encoding, whose scores have the learned temperature too."""
+def _forward_cosine(self: Any, x: Tensor) -> Tensor:
+    """The forward of Swin v2, whose scores have a learned temperature, those of tables too."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the attended tokens; `x` is batch, rows, columns, channels."""
-        bias = None if self._modules["cpb_mlp"] is None else self.get_relative_position_bias()
-        return _attend_in_windows(self, x, self._attend, bias)
-
-    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Returns the attended tokens of windows: windows heads tokens dim."""
+    def attend(x: Tensor, mask: Tensor | None) -> Tensor:
         bias: Any = self.qkv.bias
         if bias is not None:  # keys have none
             of_query, _, of_value = bias.chunk(3)
             bias = torch.cat([of_query, torch.zeros_like(of_query), of_value])
         q, k, v = _split_heads(F.linear(x, self.qkv.weight, bias), self.num_heads)
-        return encoding_of(self)(
-            F.normalize(q, dim=-1),
-            F.normalize(k, dim=-1),
-            v,
-            grid=grid_of(self).current(),
-            attn_mask=mask,
-            dropout_p=self.attention_dropout if self.training else 0.0,
-            temperature=self.logit_scale.clamp(max=math.log(100.0)).exp(),
-        )
+        q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+        temperature = self.logit_scale.clamp(max=math.log(100.0)).exp()
+        dropout_p = self.attention_dropout if self.training else 0.0
+        return answer(q, k, v, mask, dropout_p, temperature=temperature)
+
+    return _attend_in_windows(self, x, attend, self.get_relative_position_bias())
+
+
+class NoPositions(nn.Module):
+    """Stands where Swin v2 has the network of its own bias, and returns zeros: so is that bias."""
+
+    def __init__(self, attention: Any) -> None:
+        super().__init__()
+        self.num_heads: int = attention.num_heads
+
+    def forward(self, coordinates: Tensor) -> Tensor:
+        """Returns zeros for each offset and head."""
+        return coordinates.new_zeros(*coordinates.shape[:-1], self.num_heads)
 
 
 def _split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,9 +77,17 @@ def _attend_in_windows(
     attention: Any,
     x: Tensor,
     attend: Callable[[Tensor, Tensor | None], Tensor],
-    bias: Tensor | None,
+    bias: Tensor,
 ) -> Tensor:
-    """Returns an attended map, batch rows columns channels, from attention in shifted windows."""
+    """Returns an attended map, batch rows columns channels, from attention in shifted windows.
+
+    Args:
+        attention: The attention.
+        x: The map.
+        attend: Returns the attended tokens of windows (windows heads tokens dim), given these
+            tokens and a mask.
+        bias: The attention's own bias.
+    """
     window, rows, columns = attention.window_size, x.shape[1], x.shape[2]
     x = F.pad(x, (0, 0, 0, -columns % window[1], 0, -rows % window[0]))
     size = x.shape[1:3]
@@ -95,8 +98,7 @@ def _attend_in_windows(
     mask = _mask(window, size, shift, x)
     if mask is not None:
         mask = mask.repeat(x.shape[0], 1, 1, 1)  # an exporter would fix len(x)
-    masks = [each for each in (bias, mask) if each is not None]
-    z = attend(windows.flatten(0, 1), sum(masks[1:], masks[0]) if masks else None)
+    z = attend(windows.flatten(0, 1), bias if mask is None else bias + mask)
     z = attention.proj(z.transpose(1, 2).flatten(2))
     z = F.dropout(z, attention.dropout, attention.training).unflatten(0, windows.shape[:2])
     z = torch.roll(_join(z, size, window), (shift[0], shift[1]), dims=(1, 2))
@@ -136,59 +138,60 @@ def _join(x: Tensor, size: Sequence[int], window: Sequence[int]) -> Tensor:
     return x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 
-def find_attentions(model: nn.Module, request: Request) -> Plan:
+_ROWS: dict[type, Row] = {
+    ShiftedWindowAttention: Row(
+        Own("window_size"), _forward, bias=("relative_position_bias_table",)
+    ),
+    ShiftedWindowAttentionV2: Row(
+        Own("window_size"), _forward_cosine, bias=("cpb_mlp",), no_bias=NoPositions
+    ),
+}
+
+
+def find_row(kind: type) -> Row | None:
+    """Returns what is known of a class of attentions."""
+    return _ROWS.get(kind)
+
+
+def find_attentions(model: nn.Module, call: Equipment) -> Plan:
     """Returns the attentions of all torchvision transformers in a model, and what else changes."""
     found = Plan()
     for name, module in model.named_modules():
         if isinstance(module, VisionTransformer):
-            _add_vit(found, name, module, request)
-        elif isinstance(module, ShiftedWindowAttention):
-            found.sites.append(_site_in_windows(name, module, request))
+            _add_vit(found, name, module, call)
+        row = next((_ROWS[kind] for kind in type(module).__mro__ if kind in _ROWS), None)
+        if row is not None:
+            attention: Any = module
+            kind = type(module).__qualname__
+            size = attention.num_heads, attention.qkv.in_features // attention.num_heads
+            check = partial(check_window, call, kind, found)
+            found.sites.append(site_of(name, module, row, call, *size, check=check))
     return found
 
 
-def _add_vit(found: Plan, name: str, vit: VisionTransformer, request: Request) -> None:
-    side, count = vit.image_size // vit.patch_size, request.num_prefix_tokens
-    check_grid(request, (side, side))
-    source = map_source(request.grid, (side, side), vit, "conv_proj")
+def _add_vit(found: Plan, name: str, vit: VisionTransformer, call: Equipment) -> None:
+    side, count = vit.image_size // vit.patch_size, call.num_prefix_tokens
+    check_grid(call, (side, side))
+    count = 1 if count is None else count
+    source = measured_map(vit, "conv_proj", count, (side, side), call.grid)
     blocks: dict[str, Any] = {
         path: m for path, m in vit.named_modules(prefix=name) if isinstance(m, EncoderBlock)
     }
     for path, block in blocks.items():
-        found.sites.append(
-            Site(
-                name=f"{path}.self_attention",
-                attention=block.self_attention,
-                equipped_class=RPEMultiheadAttention,
-                num_heads=block.self_attention.num_heads,
-                head_dim=block.self_attention.head_dim,
-                num_prefix_tokens=1 if count is None else count,
-                grid=source,
-            )
+        attention = block.self_attention
+        site = site_of(
+            f"{path}.self_attention",
+            attention,
+            multihead.ROW,
+            call,
+            attention.num_heads,
+            attention.head_dim,
+            count,
+            changes=set_attribute(attention, SOURCE, source),
         )
-    found.changes.append(partial(follow_grid, source, blocks.values()))
-    if request.absolute != "keep":
-        found.changes.append(
-            partial(put_absolute, vit.encoder, "pos_embedding", (side, side), request.absolute)
-        )
-
-
-def _site_in_windows(name: str, attention: ShiftedWindowAttention, request: Request) -> Site:
-    is_second = isinstance(attention, ShiftedWindowAttentionV2)
-    drop = partial(drop_module, attention, "cpb_mlp")
-    drop = drop if is_second else partial(drop_parameter, attention, _BIAS)
-    return Site(
-        name=name,
-        attention=attention,
-        equipped_class=RPEShiftedWindowAttentionV2 if is_second else RPEShiftedWindowAttention,
-        num_heads=attention.num_heads,
-        head_dim=attention.qkv.in_features // attention.num_heads,
-        num_prefix_tokens=0,
-        grid=GridSource(attention.window_size),
-        changes=[drop] if request.builtin_bias == "drop" else [],
-        check=partial(check_window, request, has_absolute=False),
-        has_builtin_bias=True,
-    )
+        found.sites.append(site)
+    found.changes += source.follow(vit, blocks.values())
+    change_absolute(found, vit.encoder, "pos_embedding", (side, side), call.absolute)
 
 
 def describe_model(model: nn.Module) -> dict[str, Any] | None:

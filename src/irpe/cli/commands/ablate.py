@@ -1,6 +1,7 @@
 """`irpe ablate`: which encoding helps on these images, and at what cost."""
 
 import sys
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,20 +9,14 @@ from irpe.cli.parse import SETTINGS, change_config, wrap
 from irpe.core.choices import check_choice
 from irpe.errors import UserError
 from irpe.extras import require_installed
+from irpe.progress import Event, Listener, silent
 from irpe.recipes import classification, segmentation
 from irpe.tasks.segment.config import SegmenterConfig
 from irpe.train.config import RunConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.status import Status
-
-    from irpe.ablation.cells import AblationConfig, Cell
+    from irpe.ablation.cells import AblationConfig
     from irpe.ablation.report import AblationReport
-    from irpe.ablation.rows import AblationRow
-    from irpe.cli.ablation_table import LiveTable
-    from irpe.cli.bars import ProgressBar
 
 RECIPES = {**classification.RECIPES, **segmentation.RECIPES}
 OFFERED = tuple(name for name in SETTINGS if name not in ("encoding", "absolute", "seed"))
@@ -32,6 +27,9 @@ LEGEND_ON_SCREEN = (
 
 
 def ablate(
+    folders: Annotated[
+        list[Path] | None, "Only print the report of these folders.", "FOLDER"
+    ] = None,
     *,
     recipe: Annotated[str | None, "What every run trains [laptop; with --data laptop_64]."] = None,
     table: Annotated[
@@ -50,6 +48,17 @@ def ablate(
     jobs: Annotated[
         int | None, "Runs at a time, one thread each [as cores and memory, or GPUs, allow]."
     ] = None,
+    cluster: Annotated[
+        str | None, "Run on a cluster: slurm, or dask:ADDRESS [this machine].", "CLUSTER"
+    ] = None,
+    slurm: Annotated[
+        str | None,
+        "Of SLURM jobs: partition=gpu,gpus_per_node=1,timeout_min=120.",
+        "NAME=VALUE,...",
+    ] = None,
+    resubmit: Annotated[
+        bool, "Submit SLURM jobs again that failed, were cancelled or timed out."
+    ] = False,
     output: Annotated[
         Path | None, "Folder of the runs and the report [runs/ablation-DATA-ROWS].", "DIR"
     ] = None,
@@ -69,10 +78,18 @@ def ablate(
         irpe ablate --table modern --tune --data FOLDER
         irpe ablate --row relative=K --row shaw=shaw --row absolute=none,keep
         irpe ablate --recipe seg_small --data FOLDER --set ignore_label=11
+        irpe ablate --data FOLDER --cluster slurm --slurm partition=gpu
+        irpe ablate runs/ablation-FOLDER-default    # the report again, or so far
     """
     require_installed("train", "accelerate", "timm")
     require_installed("viz", "matplotlib")
-    from irpe.train.data_check import check_data
+    if folders:
+        from irpe.ablation import read_report
+
+        _show(read_report(*folders), as_json)
+        return
+    from irpe.ablation.folder import default_folder
+    from irpe.ablation.rows import check_rows, choose_rows, has_directions
 
     given = changes or {}
     assert config is not None
@@ -80,24 +97,38 @@ def ablate(
     base = _with_grid(chosen, grid)
     if tune and (searched := {"table_lr", "absolute_lr"} & given.keys()):
         raise UserError(f"--tune cannot be combined with {min(searched)}: it searches this rate")
+    side = max(1, max(base.input_shape[1:]) // int(base.model_args.get("patch_size", 16)))
+    title, short, rows = choose_rows(table, row or [], side)
+    check_rows(rows, seeds)
+    if jobs is not None and jobs < 1:
+        raise UserError(f"jobs = {jobs} must be at least 1")
+    if "flip" not in given and getattr(base, "flip", 0.0) and has_directions(rows):
+        base = base.replace(flip=0.0)
+        notes.append("images are not mirrored, as rows tell left from right (--set flip=0.5 does)")
+    recipe = recipe or _default(given)
+    names = ", ".join(each.name for each in rows)
+    seeds_of = f"{seeds} seed{'s' * (seeds > 1)} each"
+    print(f"comparing {names}, {seeds_of} ({recipe}, {base.data})", file=sys.stderr, flush=True)
+    parameters = _parameters(slurm)
+    from irpe.train.data_check import check_data
+
     check_data(base)
-    from irpe.ablation import Ablation
+    from irpe.ablation import Ablation, parse_cluster
     from irpe.ablation import ablate as run
-    from irpe.ablation.folder import default_folder
     from irpe.train.signals import StoppedError
 
-    title, short, rows = _choose_rows(table, row or [], base)
     folder = output or default_folder(base.data, f"{short}-tuned" if tune else short)
-    ablation = Ablation(rows, base, folder, seeds, tune, title, recipe or _default(given))
+    ablation = Ablation(rows, base, folder, seeds, tune, title, recipe)
+    executor = parse_cluster(cluster, parameters, resubmit) if cluster else None
     try:
-        report = run(ablation, jobs, _Screen(notes))
+        with _Screen(notes) as screen, executor or nullcontext():
+            report = run(ablation, executor, jobs, screen)
     except StoppedError as stop:
         print(f"{stop}; the same command goes on from there", file=sys.stderr)
         sys.exit(128 + stop.number)
-    if as_json:
-        print((folder / "report" / "results.json").read_text())
-    else:
-        _show(report, folder)
+    _show(report, as_json)
+    if not as_json:
+        print(f"Report: {folder / 'report' / 'report.md'}")
     if report.failures:
         sys.exit(1)
 
@@ -125,80 +156,66 @@ class _Screen:
         from rich.console import Console
 
         self.console, self.notes = Console(stderr=True, highlight=False), notes
+        self.stack = ExitStack()
+        self.table: Listener = silent
 
-    def progress(self) -> "ProgressBar":
-        """Shows how the data are opened."""
-        from irpe.cli.bars import ProgressBar
+    def __enter__(self) -> "_Screen":
+        return self
 
-        return ProgressBar()
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
 
-    def begin(self, facts: dict[str, str]) -> None:
-        """Prints what will run."""
+    def __call__(self, event: Event) -> None:
+        """Shows an event: what will run, the table of the cells, or what happens in it."""
+        from irpe.cli.ablation_table import LiveTable
         from irpe.cli.console import facts_of
 
-        for line in (*facts_of(facts), *(each for note in self.notes for each in wrap(note))):
-            self.console.print(line, markup=False, soft_wrap=True)
+        if event.work == "facts":
+            facts: Any = event.result
+            notes = (line for note in self.notes for line in wrap(note))
+            for each in (*facts_of(facts), *notes):
+                self.console.print(each, markup=False, soft_wrap=True)
+        elif event.work == "costs":
+            self.stack.enter_context(self.console.status("measuring what the rows cost"))
+        elif event.work == "cells":
+            self.stack.close()
+            group: Any = event.result
+            self.table = self.stack.enter_context(LiveTable(group.cells, self.console, group.title))
+        else:
+            self.table(event)
 
-    def board(self, cells: "Sequence[Cell]", title: str) -> "LiveTable":
-        """Returns a table that shows the cells."""
-        from irpe.cli.ablation_table import LiveTable
 
-        return LiveTable(cells, self.console, title)
-
-    def measuring(self) -> "Status":
-        """Says that the costs are measured."""
-        return self.console.status("measuring what the rows cost")
+def _parameters(text: str | None) -> dict[str, str]:
+    """Returns the parameters of SLURM jobs in a text."""
+    pairs = [part.partition("=") for part in (text or "").split(",") if part]
+    if wrong := [name for name, equals, value in pairs if not (equals and value)]:
+        raise UserError(f"--slurm {text!r}: {wrong[0]!r} is not of the form NAME=VALUE")
+    return {name: value for name, _, value in pairs}
 
 
-def _show(report: "AblationReport", folder: Path) -> None:
+def _show(report: "AblationReport", as_json: bool) -> None:
     from irpe.ablation.report import effect_text
-    from irpe.cli.console import print_lines, print_table
+    from irpe.cli.console import print_json, print_lines, print_table
 
-    rows, measure = report.rows, report.rows[0].measure
-    moved = [f"moved {shift}" for shift in measure.shifts[1:]]
+    if as_json:
+        print_json(report.as_json())
+        return
+    rows, first = report.rows, report.rows[0]
+    moved = [f"moved {shift}" for shift in first.shifts[1:]]
     cheapest = min(row.cost.step for row in rows)
     cells = [
-        [row.name, *(row.text(shift) for shift in measure.shifts), effect_text(row),
+        [row.name, *(row.text(shift) for shift in row.shifts), effect_text(row),
          f"{row.cost.step / cheapest:.2f}x"]
         for row in rows
     ]  # fmt: skip
-    print_table(("", measure.name, *moved, "effect", "step"), cells)
-    legend = wrap(LEGEND_ON_SCREEN.format(measure.name))
-    print_lines(*legend, *(each for line in report.answer() for each in _item(line)))
-    print_lines(f"Report: {folder / 'report' / 'report.md'}")
+    print_table(("", first.measure.name, *moved, "effect", "step"), cells)
+    legend = wrap(LEGEND_ON_SCREEN.format(first.measure.name))
+    print_lines(*legend, *(each for line in report.lines() for each in _item(line)))
 
 
 def _item(line: str) -> list[str]:
     """Returns a line of the answer; a command stays whole, so that it can be pasted."""
     return [f"- {line}"] if line.startswith("Next: irpe ") else wrap(line, "- ", "  ")
-
-
-def _choose_rows(
-    table: str | None, own: list[str], base: Any
-) -> tuple[str, str, list["AblationRow"]]:
-    """Returns a title, a short name, and the rows."""
-    from irpe.ablation.rows import (
-        MODERN,
-        bucket_rows,
-        default_rows,
-        modern_rows,
-        parse_row,
-        table_rows,
-    )
-
-    if table is not None and own:
-        raise UserError("--table and --row cannot be combined")
-    if own:
-        rows = [parse_row(text) for text in own]
-        return "Ablation", "-".join(row.name for row in rows), rows
-    if table == "buckets":
-        return "Number of buckets (the paper's Fig. 3)", "buckets", bucket_rows()
-    if table is None:
-        return "Ablation", "default", default_rows()
-    if table == MODERN:
-        side = max(1, max(base.input_shape[1:]) // int(base.model_args.get("patch_size", 16)))
-        return "Encodings of today's backbones", MODERN, modern_rows(side)
-    return f"The rows of the paper's Table {table}", f"table-{table}", table_rows(table)
 
 
 def _with_grid(config: Any, grid: int | None) -> "AblationConfig":

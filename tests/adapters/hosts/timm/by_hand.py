@@ -18,7 +18,7 @@ from timm.models.swin_transformer_v2 import WindowAttention
 from timm.models.swin_transformer_v2_cr import WindowMultiHeadAttention
 
 from irpe.adapters.equipped import equipped_attentions
-from irpe.adapters.grids import grid_of
+from irpe.adapters.grids import recorded_grid, source_of
 
 
 def calls_of(model, x):
@@ -26,7 +26,9 @@ def calls_of(model, x):
     calls = []
 
     def note(attention, args, kwargs, result):
-        calls.append((attention, args, kwargs, result, grid_of(attention).current()))
+        source = source_of(attention)
+        grid = recorded_grid(attention) if source is None else source.of_attention(args[0])
+        calls.append((attention, args, kwargs, result, grid))
 
     with ExitStack() as stack, torch.no_grad():
         for attention in equipped_attentions(model).values():

@@ -88,8 +88,8 @@ def test_absolute_encodings_are_replaced(absolute):
 WRONG = [
     ({"builtin_bias": "convert"}, "cannot hold the host's own encoding"),
     ({"builtin_bias": "convert", "spec": "cross-contextual-k@clip6"}, "contextual-k@clip7'"),
-    ({"grid": (4, 8)}, "VisionTransformerSAM works on windows or maps"),
-    ({"num_prefix_tokens": 1}, "VisionTransformerSAM works on windows or maps"),
+    ({"grid": (4, 8)}, "Attention works on windows or maps"),
+    ({"num_prefix_tokens": 1}, "Attention works on windows or maps"),
 ]
 
 

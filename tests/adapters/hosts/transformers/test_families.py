@@ -12,7 +12,7 @@ from torch.nn.functional import normalize
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions, table_names
-from irpe.adapters.grids import grid_of
+from irpe.adapters.grids import recorded_grid
 
 SPEC = "product-contextual-qkv"
 every_family = pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
@@ -130,7 +130,7 @@ def by_hand(attention, hidden_states, attention_mask=None, position_embeddings=N
     elif position_embeddings is not None:
         x = x + position_embeddings
     q, k, v = heads(attention, x, hidden_states)
-    grid, scale = grid_of(attention).grid, q.shape[-1] ** -0.5
+    grid, scale = recorded_grid(attention), q.shape[-1] ** -0.5
     size = attention.rpe.size
     if hasattr(attention, "logit_scale"):
         q, k, scale = normalize(q, dim=-1), normalize(k, dim=-1), attention.logit_scale.exp()

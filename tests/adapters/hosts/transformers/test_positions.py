@@ -232,7 +232,11 @@ WRONG = [
     ("ViTMAE", {"num_prefix_tokens": 3}, "num_prefix_tokens 3: .* has 1 before"),
     ("ViTMAE", {"absolute": "none"}, "distinguishes masked patches.*use 'keep'"),
     ("VideoMAE", {"grid": (4, 2)}, r"\(2, 2, 2\); leave grid out"),
-    ("Segformer", {"grid": (4, 4)}, "Segformer works on windows or maps, whose grid it knows"),
+    (
+        "Segformer",
+        {"grid": (4, 4)},
+        "SegformerAttention works on windows or maps",
+    ),
     ("Segformer", {"absolute": "sinusoid"}, "no absolute encoding to replace"),
 ]
 
@@ -249,7 +253,7 @@ def test_what_a_model_cannot_have_leaves_it_unchanged(name, arguments, message):
 def test_a_mask_of_another_shape_is_refused():
     model = irpe.equip(make_videomae(), SPEC)
     source = vars(next(iter(equipped_attentions(model).values())))["rpe_grid"]
-    call = irpe.adapters.following.Embedded(
+    call = irpe.adapters.grids.Embedded(
         model.videomae.embeddings, (random(2, 4, 3, 16, 16), MASK[:, :5]), {}, random(2, 3, 32)
     )
     with pytest.raises(ValueError, match=r"\(2, 5\) does not fit a video of 8 patches"):

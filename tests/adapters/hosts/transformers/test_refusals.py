@@ -15,12 +15,7 @@ from irpe.adapters.hosts.transformers.refusals import REFUSED
 
 SPEC = "product-contextual-k"
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-PYRAMID = {
-    "num_encoder_blocks": 1, "depths": [1], "hidden_sizes": [16], "num_attention_heads": [2],
-    "patch_sizes": [4], "strides": [4], "sequence_reduction_ratios": [2], "mlp_ratios": [2],
-}  # fmt: skip
 MODELS = {
-    "Pvt": (transformers.PvtConfig, PYRAMID, "keys of a coarser grid"),
     "Timesformer": (transformers.TimesformerConfig, SIZES, "frames and over patches in turn"),
     "ResNet": (transformers.ResNetConfig, {}, "it has no self-attention"),
 }

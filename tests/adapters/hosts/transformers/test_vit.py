@@ -160,11 +160,3 @@ def test_backbones_and_models_that_contain_one():
         f"backbone.encoder.layer.{number}.attention" for number in range(2)
     ]
     assert not hasattr(model["backbone"].config, "irpe")
-
-
-def test_other_models_of_the_library_are_refused():
-    sizes = {"depths": [1], "hidden_sizes": [16], "num_attention_heads": [2]}
-    more = {"patch_sizes": [4], "strides": [4], "sequence_reduction_ratios": [2], "mlp_ratios": [2]}
-    config = transformers.PvtConfig(num_encoder_blocks=1, **sizes, **more)
-    with pytest.raises(ValueError, match=r"PvtEfficientSelf.*supported-models\.md"):
-        irpe.equip(transformers.PvtModel(config), SPEC)

@@ -1,20 +1,51 @@
-"""timm: a file for each family of models, and how models are built again."""
+"""timm: rows for its attentions, its models, and how these are built again."""
+
+from functools import partial
+from typing import Any
 
 from torch import nn
 
-from irpe.adapters.hosts.timm import maps, naflex, pooled, sam, swin, tokens
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.host import Plan, Row, Site, check_window, measured, site_of
+from irpe.adapters.hosts import entry_of, full_name
 from irpe.adapters.hosts.timm.building import build_model as build_model
 from irpe.adapters.hosts.timm.building import describe_model as describe_model
+from irpe.adapters.hosts.timm.families import ON_TOKENS, WITH_ABSOLUTE
 from irpe.adapters.hosts.timm.refusals import REFUSED as REFUSED
-from irpe.adapters.plan import Plan, Request
-
-_FAMILIES = (tokens, sam, swin, maps, pooled, naflex)
+from irpe.adapters.hosts.timm.rows import ROWS, size_of
 
 
-def find_attentions(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, call: Equipment) -> Plan:
     """Returns the attentions of all timm transformers in a model, and what else changes."""
     found = Plan()
     for name, module in model.named_modules():
-        for family in _FAMILIES:
-            family.add_sites(found, name, module, request)
+        kinds = type(module).__mro__
+        add = next((ON_TOKENS[kind] for kind in kinds if kind in ON_TOKENS), None)
+        if add is not None:
+            add(found, name, module, call)
+        change = next((WITH_ABSOLUTE[kind] for kind in kinds if kind in WITH_ABSOLUTE), None)
+        if change is not None:
+            change(found, module, call)
+        row = entry_of(type(module), ROWS)
+        if row is not None and row.grid is not measured:
+            found.sites.append(_site_on_map(found, name, module, row, call))
     return found
+
+
+def _site_on_map(found: Plan, name: str, attention: Any, row: Row, call: Equipment) -> Site:
+    kind = type(attention).__qualname__
+    return site_of(
+        name,
+        attention,
+        row,
+        call,
+        *size_of(attention),
+        int(getattr(attention, "has_cls_token", False)),
+        rotates=getattr(attention, "rope", None) is not None,
+        check=partial(check_window, call, kind, found),
+    )
+
+
+def find_row(kind: type) -> Row | None:
+    """Returns what is known of a class of attentions."""
+    return ROWS.get(full_name(kind))

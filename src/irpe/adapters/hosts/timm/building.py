@@ -9,7 +9,7 @@ from timm.layers.drop import DropPath
 from timm.layers.mlp import Mlp
 from torch import nn
 
-from irpe.adapters.hosts.timm.tokens import TOKEN_MODELS
+from irpe.adapters.hosts.timm.families import TOKEN_MODELS
 from irpe.errors import MissingFileError, UserError
 from irpe.hub import cached_if_unreachable
 

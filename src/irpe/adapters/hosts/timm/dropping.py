@@ -4,31 +4,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import patch_dropout
-from timm.layers.patch_dropout import PatchDropout
+from timm.layers.patch_dropout import PatchDropout, PatchDropoutWithIndices
 from torch import Tensor, nn
 
-from irpe.adapters.changes import Undo
-from irpe.adapters.following import CarryMark, FollowedGrid
-from irpe.adapters.grids import SOURCE, read_mark
+from irpe.adapters.grids import SOURCE, CarryMark, MeasuredGrid, read_mark, source_of
+from irpe.adapters.swaps import Swap, add_hook, set_attribute, set_class
 from irpe.core.grid import Grid
 from irpe.core.places import Points, Subset
 from irpe.core.positions import Positions
-
-# In older releases of timm one class returns indices or not.
-_WithIndices: Any = getattr(patch_dropout, "PatchDropoutWithIndices", PatchDropout)
 
 
 class RPEPatchDropout(PatchDropout):
     """timm's PatchDropout, which forgets which tokens it kept; this one marks them."""
 
-    def forward(self, x: Tensor) -> Any:
-        """Returns the tokens that are kept, with their indices if it is made for that."""
-        tokens, kept = _drop(self, super().forward, x)
-        return (tokens, kept) if getattr(self, "return_indices", False) else tokens
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the tokens that are kept."""
+        return _drop(self, super().forward, x)[0]
 
 
-class RPEPatchDropoutWithIndices(_WithIndices):
+class RPEPatchDropoutWithIndices(PatchDropoutWithIndices):
     """timm's PatchDropoutWithIndices, which marks the tokens that it kept."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -37,7 +31,7 @@ class RPEPatchDropoutWithIndices(_WithIndices):
 
 
 _EQUIPPED: dict[type[nn.Module], type[nn.Module]] = {
-    _WithIndices: RPEPatchDropoutWithIndices,
+    PatchDropoutWithIndices: RPEPatchDropoutWithIndices,
     PatchDropout: RPEPatchDropout,
 }
 
@@ -47,24 +41,15 @@ def drops_tokens(vit: nn.Module) -> bool:
     return isinstance(getattr(vit, "patch_drop", None), tuple(_EQUIPPED))
 
 
-def keep_indices(vit: Any, source: FollowedGrid) -> Undo:
-    """Makes the patch dropout of a model mark the tokens that it keeps."""
-    dropout, plain_class = vit.patch_drop, type(vit.patch_drop)
-    if plain_class in _EQUIPPED.values():  # since an earlier call of `equip`
-        return lambda: None
-    vars(dropout)[SOURCE] = source
-    dropout.__class__ = _EQUIPPED[plain_class]
-    hook = None
+def keep_indices(vit: Any, source: MeasuredGrid) -> list[Swap]:
+    """Returns what makes the patch dropout of a model mark the tokens that it keeps."""
+    dropout = vit.patch_drop
+    if source_of(dropout) is not None:  # since an earlier call of `equip`
+        return []
+    swaps = set_attribute(dropout, SOURCE, source) + set_class(dropout, _EQUIPPED[type(dropout)])
     if not isinstance(vit.norm_pre, nn.Identity):
-        hook = vit.norm_pre.register_forward_hook(CarryMark())
-
-    def undo() -> None:
-        dropout.__class__ = plain_class
-        del vars(dropout)[SOURCE]
-        if hook is not None:
-            hook.remove()
-
-    return undo
+        swaps += add_hook(vit.norm_pre, CarryMark())
+    return swaps
 
 
 def _drop(
@@ -81,11 +66,11 @@ def _drop(
     index = found[0] if isinstance(found, tuple) else found  # batch tokens 1
     tokens = x.gather(1, index.expand(-1, -1, x.shape[2]))
     kept = index[:, dropout.num_prefix_tokens :, 0] - dropout.num_prefix_tokens
-    source: FollowedGrid = vars(dropout)[SOURCE]
-    grid = read_mark(x) or source.use_announced()
+    source: Any = source_of(dropout)
+    grid = read_mark(x) or source.of_attention(x)
     places = Subset(Grid(grid), kept) if isinstance(grid, tuple) else _kept_points(grid, kept)
     positions = Positions(places, None, dropout.num_prefix_tokens)
-    source.announce_for(tokens, positions)
+    source.mark_positions(tokens, positions)
     return tokens, kept
 
 

@@ -6,6 +6,8 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel
 
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.host import Plan, Row
 from irpe.adapters.hosts.transformers.building import STATE_ATTRIBUTES as STATE_ATTRIBUTES
 from irpe.adapters.hosts.transformers.building import build_model as build_model
 from irpe.adapters.hosts.transformers.building import describe_model as describe_model
@@ -14,27 +16,37 @@ from irpe.adapters.hosts.transformers.building import read_tensors as read_tenso
 from irpe.adapters.hosts.transformers.building import write_config
 from irpe.adapters.hosts.transformers.refusals import REFUSED as REFUSED
 from irpe.adapters.hosts.transformers.refusals import refuse_cross_attention
-from irpe.adapters.plan import Plan, Request
 
 try:
     from irpe.adapters.hosts.transformers import detr, masked, pooled, sam, swin, vit
+    from irpe.adapters.hosts.transformers.attention import REGISTERED
 except ImportError as error:
     raise ImportError(
         f"transformers {transformers.__version__} has other attentions than irpe knows: "
         "pip install -U 'irpe[transformers]'"
     ) from error
 
+_ROWS = {**swin.ROWS, **sam.ROWS, **pooled.ALL_ROWS, **vit.ROWS}
 _FAMILIES = (vit, swin, detr, sam, masked, pooled)
 
 
-def find_attentions(model: nn.Module, request: Request) -> Plan:
+def find_attentions(model: nn.Module, call: Equipment) -> Plan:
     """Returns the attentions of all supported transformers in a model, and what else changes."""
     found = Plan()
     for name, module in model.named_modules():
         for family in _FAMILIES:
-            family.add_sites(found, name, module, request)
+            family.add_sites(found, name, module, call)
     if not found.sites:
         refuse_cross_attention(model)
     if isinstance(model, PreTrainedModel):
         found.record = partial(write_config, model)
     return found
+
+
+def find_row(kind: type) -> Row | None:
+    """Returns what is known of a class of attentions; most fetch ours from the registry."""
+    return (
+        _ROWS.get(kind.__name__, REGISTERED)
+        if kind.__module__.startswith("transformers.")
+        else None
+    )

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from irpe.adapters.changes import Undo, set_attribute
+from irpe.adapters.swaps import Swap, set_attribute
 from irpe.errors import UserError
 
 # Attributes in which equal models can differ: passing state, and what the configuration says.
@@ -28,20 +28,10 @@ STATE_ATTRIBUTES = {
 _MODEL_TYPE = "irpe_"  # before the model type of a saved configuration
 
 
-def write_config(model: Any, calls: list[dict[str, Any]]) -> Undo:
-    """Records in the configuration how the model is equipped, for `save_pretrained`."""
-    config = model.config
-    before = dict(vars(config))
-    config.irpe = calls
-    undo_saving = set_attribute(model, "save_pretrained", SavePretrained(model))
-
-    def undo() -> None:
-        undo_saving()
-        del config.irpe
-        if "irpe" in before:
-            config.irpe = before["irpe"]
-
-    return undo
+def write_config(model: Any, calls: list[dict[str, Any]]) -> list[Swap]:
+    """Returns what records in the configuration how a model is equipped, for `save_pretrained`."""
+    saving = set_attribute(model, "save_pretrained", SavePretrained(model))
+    return [*set_attribute(model.config, "irpe", calls), *saving]
 
 
 class SavePretrained:

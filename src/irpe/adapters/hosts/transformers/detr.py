@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 
-from irpe.adapters.changes import Undo, replace_module
-from irpe.adapters.following import follow_grid, map_source
-from irpe.adapters.grids import GridSource
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import SOURCE, Embedded, MeasuredGrid, measured_map, source_of
+from irpe.adapters.host import Plan
 from irpe.adapters.hosts.transformers.attention import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
-from irpe.adapters.plan import Plan, Request
+from irpe.adapters.swaps import add_hook, put_module, set_attribute
 from irpe.errors import UserError
 
 # By the class of the model: that of the layers of its encoder.
@@ -59,84 +59,66 @@ class NoHybridPositionEmbedding(nn.Module):
         """Returns `None`, to which the layers add nothing."""
 
 
-class AnnounceMap:
-    """A hook before a module that runs layers on a feature map: announces the shape of the map.
-
-    The layers run in the same call, so nothing else is announced before they are done.
-
-    Args:
-        source: Where the attentions look the grid up.
-    """
-
-    def __init__(self, source: GridSource) -> None:
-        self.source = source
-
-    def __call__(self, encoder: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Announces the grid of a map: batch, channels, rows, columns."""
-        self.source.announce(tuple(inputs[0].shape[-2:]))
+def _measure_given(call: Embedded) -> tuple[int, ...]:
+    """Returns the grid of a map that a module is given: batch, channels, rows, columns."""
+    return tuple(call.inputs[0].shape[-2:])
 
 
-def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
+def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
     """Adds the self-attentions of an encoder, and what else changes in it."""
     layer = entry_of(module, _MODELS)
     if layer is not None:
-        _add_encoder(found, name, module, layer, request)
+        _add_encoder(found, name, module, layer, call)
     elif entry_of(module, _HYBRID):
-        _add_scale(found, name, module, request)
+        _add_scale(found, name, module, call)
 
 
-def _add_encoder(found: Plan, name: str, detr: Any, layer: str, request: Request) -> None:
-    source = map_source(request.grid, None, detr, "input_projection")
+def _add_encoder(found: Plan, name: str, detr: Any, layer: str, call: Equipment) -> None:
+    source = measured_map(detr, "input_projection", 0, None, call.grid)
     has_sinusoid = type(detr.position_embedding).__name__.endswith("SinePositionEmbedding")
-    check = partial(_check, request, has_sinusoid)
+    check = partial(_check, call, has_sinusoid)
     layers = modules_of(detr, layer, name)
     for path, module in layers.items():
-        site = make_site(f"{path}.self_attn", module.self_attn, 0, source, check=check)
+        site = make_site(f"{path}.self_attn", module.self_attn, 0, call, source=source, check=check)
         found.sites.append(site)
-    found.changes.append(partial(follow_grid, source, layers.values()))
-    if request.grid is None:
-        found.changes.append(partial(_refuse_embeddings, detr))
-    if request.absolute != "keep":
+    found.changes += source.follow(detr, layers.values())
+    if call.grid is None:
+        found.changes += add_hook(detr, _refuse_embeddings, before=True, with_kwargs=True)
+    if call.absolute != "keep":
         dim = detr.config.d_model
         sines = partial(DetrSinePositionEmbedding, dim // 2, normalize=True)
-        other = NoPositionEmbedding(dim) if request.absolute == "none" else sines()
-        found.changes.append(partial(replace_module, detr, "position_embedding", other))
+        other = NoPositionEmbedding(dim) if call.absolute == "none" else sines()
+        found.changes += put_module(detr, "position_embedding", other)
 
 
-def _add_scale(found: Plan, name: str, encoder: Any, request: Request) -> None:
-    source = GridSource(request.grid)
-    check = partial(_check, request, has_sinusoid=True)
+def _add_scale(found: Plan, name: str, encoder: Any, call: Equipment) -> None:
+    made = MeasuredGrid("", _measure_given, told=call.grid, before=True)
+    source = made if call.grid is not None else source_of(encoder) or made
+    check = partial(_check, call, has_sinusoid=True)
     for index, layer in enumerate(encoder.layers):
         path = f"{name}.layers.{index}.self_attn".lstrip(".")
-        found.sites.append(make_site(path, layer.self_attn, 0, source, check=check))
-    if request.grid is None:
-        found.changes.append(partial(_announce_map, encoder, source))
-    if request.absolute != "keep":
-        other = NoHybridPositionEmbedding()
-        found.changes.append(partial(replace_module, encoder, "position_embedding", other))
+        site = make_site(path, layer.self_attn, 0, call, source=source, check=check)
+        found.sites.append(site)
+    if source_of(encoder) is not source:
+        found.changes += source.hook_embedding(encoder)
+        found.changes += set_attribute(encoder, SOURCE, source)
+    if call.absolute != "keep":
+        found.changes += put_module(encoder, "position_embedding", NoHybridPositionEmbedding())
 
 
-def _announce_map(encoder: nn.Module, source: GridSource) -> Undo:
-    return encoder.register_forward_pre_hook(AnnounceMap(source)).remove
-
-
-def _check(request: Request, has_sinusoid: bool) -> None:
-    if request.num_prefix_tokens:
+def _check(call: Equipment, has_sinusoid: bool) -> None:
+    if call.num_prefix_tokens:
         raise UserError(
-            f"num_prefix_tokens {request.num_prefix_tokens}: no tokens stand before the feature "
+            f"num_prefix_tokens {call.num_prefix_tokens}: no tokens stand before the feature "
             "map of a DETR; leave it out"
         )
-    if request.absolute == "sinusoid" and has_sinusoid:
+    if call.absolute == "sinusoid" and has_sinusoid:
         raise UserError(
             "absolute 'sinusoid': this DETR has a fixed sinusoid already; use 'keep' or 'none'"
         )
 
 
-def _refuse_embeddings(detr: nn.Module) -> Undo:
-    return detr.register_forward_pre_hook(_check_inputs, with_kwargs=True).remove
-
-
-def _check_inputs(detr: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_embeddings(detr: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A hook before DETR: embeddings do not pass the module that the grid is measured at."""
     if kwargs.get("inputs_embeds") is not None:
         raise UserError(

@@ -12,11 +12,11 @@ from typing import Any
 
 from torch import Tensor
 
-from irpe.adapters.following import Embedded, FollowedGrid, Measure, follow_grid, followed_grid
-from irpe.adapters.grids import InputGrid
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import Embedded, InputGrid, Measure, MeasuredGrid, source_of
+from irpe.adapters.host import Plan
 from irpe.adapters.hosts.transformers.attention import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
-from irpe.adapters.plan import Plan, Request
 from irpe.core.grid import Grid
 from irpe.core.places import Subset
 from irpe.core.positions import Positions
@@ -123,53 +123,61 @@ _ENCODERS = {"ViTMAEModel": _VITMAE, "VideoMAEModel": _VIDEOMAE}
 _WITH_DECODER = {"ViTMAEForPreTraining": _VITMAE, "VideoMAEForPreTraining": _VIDEOMAE}
 
 
-def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
+def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
     """Adds the attentions of an encoder, then those of the decoder after it."""
     family = entry_of(module, _WITH_DECODER)
     if family is not None:
         encoder = getattr(module, family.encoder)
-        _add_encoder(found, f"{name}.{family.encoder}".lstrip("."), encoder, family, request)
+        _add_encoder(found, f"{name}.{family.encoder}".lstrip("."), encoder, family, call)
         path = f"{family.encoder}.embeddings"
         own = family.own_grid(encoder.embeddings)
-        made = FollowedGrid(own, module, path, family.in_decoder, marks_output=False)
-        decoder = f"{name}.decoder".lstrip(".")
-        _add_blocks(found, decoder, module.decoder, followed_grid(module) or made, family, request)
+        count = family.num_prefix_tokens
+        made = MeasuredGrid(path, family.in_decoder, count, own, marks_output=False)
+        decoder, source = f"{name}.decoder".lstrip("."), source_of(module) or made
+        _add_blocks(found, decoder, module.decoder, module, source, family, call)
     family = entry_of(module, _ENCODERS)
     if family is not None and not any(site.name.startswith(f"{name}.") for site in found.sites):
-        _add_encoder(found, name, module, family, request)
+        _add_encoder(found, name, module, family, call)
 
 
-def _add_encoder(found: Plan, name: str, encoder: Any, family: _Family, request: Request) -> None:
+def _add_encoder(found: Plan, name: str, encoder: Any, family: _Family, call: Equipment) -> None:
     own = family.own_grid(encoder.embeddings)
-    made = FollowedGrid(own, encoder, "embeddings", family.in_encoder)
-    _add_blocks(found, name, encoder, followed_grid(encoder) or made, family, request)
+    made = MeasuredGrid("embeddings", family.in_encoder, family.num_prefix_tokens, own)
+    _add_blocks(found, name, encoder, encoder, source_of(encoder) or made, family, call)
 
 
 def _add_blocks(
-    found: Plan, name: str, owner: Any, source: FollowedGrid, family: _Family, request: Request
+    found: Plan,
+    name: str,
+    owner: Any,
+    model: Any,
+    source: MeasuredGrid,
+    family: _Family,
+    call: Equipment,
 ) -> None:
+    """Adds the blocks of an owner, whose grids are measured in a model."""
     blocks = modules_of(owner, family.layer, name)
-    check = partial(_check, type(owner).__name__, source, family, request)
+    check = partial(_check, type(owner).__name__, source, family, call)
     for path, block in blocks.items():
         attention = block.get_submodule(family.attention)
         count, path = family.num_prefix_tokens, f"{path}.{family.attention}"
-        found.sites.append(make_site(path, attention, count, source, check=check))
-    found.changes.append(partial(follow_grid, source, blocks.values()))
+        found.sites.append(make_site(path, attention, count, call, source=source, check=check))
+    found.changes += source.follow(model, blocks.values())
 
 
-def _check(name: str, source: FollowedGrid, family: _Family, request: Request) -> None:
-    if request.grid not in (None, source.grid):
+def _check(name: str, source: MeasuredGrid, family: _Family, call: Equipment) -> None:
+    if call.grid not in (None, source.initial):
         raise UserError(
-            f"grid {request.grid}: {name} knows the grid of each input, by its configuration "
-            f"{source.grid}; leave grid out"
+            f"grid {call.grid}: {name} knows the grid of each input, by its configuration "
+            f"{source.initial}; leave grid out"
         )
-    if request.num_prefix_tokens not in (None, family.num_prefix_tokens):
+    if call.num_prefix_tokens not in (None, family.num_prefix_tokens):
         raise UserError(
-            f"num_prefix_tokens {request.num_prefix_tokens}: {name} has "
+            f"num_prefix_tokens {call.num_prefix_tokens}: {name} has "
             f"{family.num_prefix_tokens} before its patches; leave it to the model"
         )
-    if request.absolute != "keep":
+    if call.absolute != "keep":
         raise UserError(
-            f"absolute {request.absolute!r}: the decoder of {name} distinguishes masked patches by "
+            f"absolute {call.absolute!r}: the decoder of {name} distinguishes masked patches by "
             "its absolute encoding, a fixed sinusoid; use 'keep'"
         )

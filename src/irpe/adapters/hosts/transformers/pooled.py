@@ -1,59 +1,106 @@
-"""transformers' Segformer, whose keys are fewer than its queries."""
+"""transformers' attentions with fewer keys than queries: Segformer, GLPN, PVT 1 and 2."""
 
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor
 
-from irpe.adapters.changes import Undo
-from irpe.adapters.grids import GridSource
-from irpe.adapters.hosts.transformers.attention import make_site
-from irpe.adapters.hosts.transformers.classes import entry_of
-from irpe.adapters.plan import Plan, Request, check_window
-from irpe.adapters.pooled import not_pooled, pooled_by, pooled_positions
-
-_ATTENTIONS = {"SegformerAttention": True}
-
-
-class RecordReduced:
-    """A hook before an attention, which is given its grid: records where queries and keys are.
-
-    The attention reads it in the same call.
-
-    Args:
-        source: Where the attention looks positions up.
-    """
-
-    def __init__(self, source: GridSource) -> None:
-        self.source = source
-
-    def __call__(self, attention: Any, inputs: tuple[Any, ...]) -> None:
-        """Records the positions of an input."""
-        _, height, width, *_ = inputs
-        queries = keys = not_pooled((height, width))
-        if attention.sequence_reduction_ratio > 1:
-            layer = attention.sequence_reduction.sequence_reduction
-            sizes = zip((height, width), layer.kernel_size, layer.stride, strict=True)
-            shape = tuple((size - kernel) // stride + 1 for size, kernel, stride in sizes)
-            keys = pooled_by(layer, shape)
-        self.source.announce(pooled_positions(queries, keys))
+from irpe.adapters.answer import answer_with_weights
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import InputGrid
+from irpe.adapters.host import Plan, Row, check_window
+from irpe.adapters.hosts.transformers.attention import REGISTERED, make_site
+from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
+from irpe.adapters.pooled import not_pooled, pooled_by, pooled_positions, pooled_to
+from irpe.errors import UserError
 
 
-def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
-    """Adds an attention of Segformer."""
-    if not entry_of(module, _ATTENTIONS):
+def pooled_keys(
+    attention: Any, hidden_states: Tensor, height: int, width: int, *args: Any, **_: Any
+) -> InputGrid:
+    """Returns positions where keys are cells of the queries' grid."""
+    shape = (height, width)
+    keys, layer = not_pooled(shape), _reduction_of(attention)
+    if getattr(attention, "linear_attention", False):
+        keys = pooled_to((7, 7), shape)
+    elif layer is not None:
+        keys = pooled_by(layer, shape)
+    return pooled_positions(not_pooled(shape), keys, _count_prefix(hidden_states, shape))
+
+
+def _reduction_of(attention: Any) -> Any:
+    """Returns the convolution that makes the map of the keys smaller; `None` for all keys."""
+    for name in ("sequence_reduction", "sr", "spatial_reduction"):
+        layer = attention._modules.get(name)
+        if layer is not None:
+            return getattr(layer, "sequence_reduction", layer)
+    return None
+
+
+def _count_prefix(x: Tensor, shape: tuple[int, int]) -> int:
+    return x.shape[1] - shape[0] * shape[1]
+
+
+def forward_reduced(
+    self: Any, hidden_states: Tensor, height: int, width: int, output_attentions: bool = False
+) -> Any:
+    """The forward of GLPN's, PVT's and PVT v2's attentions."""
+    layer = _reduction_of(self)
+    context = hidden_states
+    if layer is not None:
+        maps = context.transpose(1, 2).unflatten(2, (height, width))
+        maps = layer(self.pool(maps)) if hasattr(self, "pool") else layer(maps)
+        context = self.layer_norm(maps.flatten(2).transpose(1, 2))
+        context = self.act(context) if hasattr(self, "pool") else context
+    size = (self.num_attention_heads, self.attention_head_size)
+    parts = (self.query(hidden_states), self.key(context), self.value(context))
+    q, k, v = (part.unflatten(-1, size).transpose(1, 2) for part in parts)
+    dropout: Any = self.attn_drop if hasattr(self, "attn_drop") else self.dropout
+    dropout_p = dropout.p if self.training else 0.0
+    z, weights = answer_with_weights(q, k, v, dropout_p=dropout_p, with_weights=output_attentions)
+    out = z.transpose(1, 2).flatten(2)
+    if hasattr(self, "proj"):
+        out = self.proj_drop(self.proj(out))
+    return (out, weights) if output_attentions else (out,)
+
+
+_REDUCED = Row(pooled_keys, forward_reduced)
+ROWS = {
+    "SegformerAttention": Row(pooled_keys, body=REGISTERED.body),
+    "GLPNEfficientSelfAttention": _REDUCED,
+    "PvtV2SelfAttention": _REDUCED,
+}
+
+
+ALL_ROWS = {**ROWS, "PvtEfficientSelfAttention": _REDUCED}
+
+
+def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
+    """Adds an attention to pooled keys."""
+    if entry_of(module, {"PvtEncoder": True}):
+        _add_pvt(found, name, module, call)
+    row = entry_of(module, ROWS)
+    if row is None:
         return
-    source = GridSource(None)
-    site = make_site(
-        name,
-        module,
-        0,
-        source,
-        check=partial(check_window, request, has_absolute=False, kind="Segformer"),
-        changes=[partial(_record_reduced, module, source)],
-    )
-    found.sites.append(site)
+    check = partial(check_window, call, type(module).__name__, found)
+    found.sites.append(make_site(name, module, 0, call, row, check=check))
 
 
-def _record_reduced(attention: nn.Module, source: GridSource) -> Undo:
-    return attention.register_forward_pre_hook(RecordReduced(source)).remove
+def _add_pvt(found: Plan, name: str, encoder: Any, call: Equipment) -> None:
+    """Adds the attentions of PVT, whose last stage has a class token."""
+    check = partial(_check_pvt, call)
+    for stage, embeddings in enumerate(encoder.patch_embeddings):
+        count = int(embeddings.cls_token is not None)
+        path = f"{name}.block.{stage}".lstrip(".")
+        attentions = modules_of(encoder.block[stage], "PvtEfficientSelfAttention", path)
+        for each, attention in attentions.items():
+            found.sites.append(make_site(each, attention, count, call, _REDUCED, check=check))
+
+
+def _check_pvt(call: Equipment) -> None:
+    check_window(call, "PvtEfficientSelfAttention", Plan(replaces_absolute=True))
+    if call.absolute != "keep":
+        raise UserError(
+            f"absolute {call.absolute!r}: PVT resamples an absolute encoding in every stage; use "
+            "'keep'"
+        )

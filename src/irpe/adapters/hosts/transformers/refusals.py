@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from irpe.adapters.refusals import name_of, refusal_of
+from irpe.adapters.hosts import full_name
+from irpe.adapters.refusals import refusal_of
 from irpe.errors import UserError
 
 _COARSE_KEYS = "may compare its queries with keys of a coarser grid"
@@ -21,7 +22,6 @@ REFUSED = {
         "eomt.modeling_eomt.EomtAttention": _QUERIES,
         "eomt_dinov3.modeling_eomt_dinov3.EomtDinov3Attention": _QUERIES,
         "glm4v.modeling_glm4v.Glm4vVisionAttention": _PACKED,
-        "glpn.modeling_glpn.GLPNEfficientSelfAttention": _COARSE_KEYS,
         "hiera.modeling_hiera.HieraMaskUnitAttention": "orders tokens by mask units and may pool "
         "its queries",
         "levit.modeling_levit.LevitAttention": "has values of another dimension than its keys",
@@ -32,8 +32,6 @@ REFUSED = {
         "perceiver.modeling_perceiver.PerceiverSelfAttention": "attends over learned latents, "
         "which are not on a grid",
         "pixtral.modeling_pixtral.PixtralAttention": _PACKED,
-        "pvt.modeling_pvt.PvtEfficientSelfAttention": _COARSE_KEYS,
-        "pvt_v2.modeling_pvt_v2.PvtV2SelfAttention": _COARSE_KEYS,
         "qwen2_5_vl.modeling_qwen2_5_vl.Qwen2_5_VLVisionAttention": _PACKED,
         "qwen2_vl.modeling_qwen2_vl.VisionAttention": _PACKED,
         "qwen3_vl.modeling_qwen3_vl.Qwen3VLVisionAttention": _PACKED,
@@ -52,7 +50,7 @@ def refuse_cross_attention(model: nn.Module) -> None:
 
     The host of torch.nn would take them for self-attentions.
     """
-    refused = [path for path, m in model.named_modules() if name_of(type(m)) in REFUSED]
+    refused = [path for path, m in model.named_modules() if full_name(type(m)) in REFUSED]
     inner = [path for path, m in model.named_modules() if isinstance(m, nn.MultiheadAttention)]
     prefixes = tuple(f"{path}." for path in refused)
     if inner and all(path.startswith(prefixes) for path in inner):

@@ -14,13 +14,12 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers.models.vitdet.modeling_vitdet import get_rel_pos
 
-from irpe.adapters.changes import Undo, put_absolute, set_attribute
-from irpe.adapters.decomposed import change_decomposed
-from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import GridSource, grid_of
+from irpe.adapters.answer import answer_with_weights
+from irpe.adapters.decomposed import grid_of_vectors
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.host import Given, Plan, Row, change_absolute
 from irpe.adapters.hosts.transformers.attention import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of
-from irpe.adapters.plan import Plan, Request
 from irpe.errors import UserError
 
 Map = Float[Tensor, "batch rows columns channels"]
@@ -32,7 +31,8 @@ _VECTORS = ("rel_pos_h", "rel_pos_w")  # for each offset of an axis, in the orde
 def _attend(
     attention: Any,
     x: Map,
-    resize: Callable[[int, int, Tensor], Tensor],
+    num_heads: int,
+    vectors: Callable[[int, int, Tensor], Tensor] | None,
     *,
     with_weights: bool,
     dropout_p: float = 0.0,
@@ -42,27 +42,27 @@ def _attend(
     Args:
         attention: An equipped attention.
         x: A map or windows of one.
-        resize: How the host finds the vectors of all pairs of an axis in its own encoding.
+        num_heads: The number of heads.
+        vectors: How the host finds the vectors of all pairs of an axis in its own encoding; `None`
+            if it has none.
         with_weights: Whether the weights are asked for.
         dropout_p: The probability with which a weight is dropped.
     """
-    grid = (x.shape[1], x.shape[2])
-    grid_of(attention).announce(grid)
-    encoding = encoding_of(attention)
-    qkv = attention.qkv(x).flatten(1, 2).unflatten(-1, (3, encoding.size.num_heads, -1))
+    grid = x.shape[1:3]
+    qkv = attention.qkv(x).flatten(1, 2).unflatten(-1, (3, num_heads, -1))
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    vectors = [attention._parameters.get(name) for name in _VECTORS]
     mask = None
-    if vectors[0] is not None:
-        pairs = [resize(size, size, r) for size, r in zip(grid, vectors, strict=True)]
+    if vectors is not None:
+        learned = (getattr(attention, name) for name in _VECTORS)
+        pairs = [vectors(size, size, r) for size, r in zip(grid, learned, strict=True)]
         mask = _own_scores(q, grid, *pairs)
-    arguments: dict[str, Any] = {"grid": grid, "attn_mask": mask, "scale": attention.scale}
-    z = encoding(q, k, v, dropout_p=dropout_p, **arguments)
-    weights = encoding.weights(q, k, **arguments) if with_weights else None
+    z, weights = answer_with_weights(
+        q, k, v, mask, dropout_p, attention.scale, with_weights=with_weights
+    )
     return attention.proj(z.transpose(1, 2).flatten(2).unflatten(1, grid)), weights
 
 
-def _own_scores(q: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor) -> Scores:
+def _own_scores(q: Tensor, grid: torch.Size, rows: Tensor, columns: Tensor) -> Scores:
     """Returns what the host adds to its scaled scores."""
     q = q.unflatten(2, grid)
     of_rows = torch.einsum("bnhwc,hkc->bnhwk", q, rows)
@@ -73,43 +73,47 @@ def _own_scores(q: Tensor, grid: tuple[int, int], rows: Tensor, columns: Tensor)
 def _forward_eager(
     self: Any, hidden_states: Map, output_attentions: bool | None = None
 ) -> tuple[Map, Tensor]:
-    """The forward of an equipped SamVisionAttention, which always returns weights."""
+    """The forward of SamVisionAttention, which always returns weights."""
+    vectors = self.get_rel_pos if self.use_rel_pos else None
     dropout_p = self.dropout if self.training else 0.0
     out, weights = _attend(
-        self, hidden_states, self.get_rel_pos, with_weights=True, dropout_p=dropout_p
+        self,
+        hidden_states,
+        self.num_attention_heads,
+        vectors,
+        with_weights=True,
+        dropout_p=dropout_p,
     )
     assert weights is not None
     return out, weights.flatten(0, 1)
 
 
-def _forward_sdpa(
-    self: Any, hidden_states: Map, output_attentions: bool | None = False
-) -> tuple[Map, None]:
-    """The forward of an equipped SamVisionSdpaAttention, which has no dropout and no weights."""
-    return _attend(self, hidden_states, self.get_rel_pos, with_weights=False)[0], None
-
-
 def _forward_vitdet(
     self: Any, hidden_state: Map, output_attentions: bool = False
 ) -> tuple[Tensor, ...]:
-    """The forward of an equipped VitDetAttention."""
-    out, weights = _attend(self, hidden_state, get_rel_pos, with_weights=output_attentions)
+    """The forward of VitDetAttention."""
+    vectors = get_rel_pos if self.use_relative_position_embeddings else None
+    out, weights = _attend(
+        self, hidden_state, self.num_heads, vectors, with_weights=output_attentions
+    )
     return (out,) if weights is None else (out, weights)
 
 
-_FORWARDS: dict[str, Callable[..., object]] = {
-    "SamVisionAttention": _forward_eager,
-    "SamVisionSdpaAttention": _forward_sdpa,
-    "SamHQVisionAttention": _forward_eager,
-    "SamHQVisionSdpaAttention": _forward_sdpa,
-    "DeepseekOcr2SamVisionAttention": _forward_eager,
-    "DeepseekOcr2SamVisionSdpaAttention": _forward_sdpa,
-    "UnlimitedOcrSamVisionAttention": _forward_eager,
-    "UnlimitedOcrSamVisionSdpaAttention": _forward_sdpa,
-    "GotOcr2VisionAttention": _forward_eager,
-    "PPFormulaNetVisionAttention": _forward_eager,
-    "SLANeXtVisionAttention": _forward_eager,
-    "VitDetAttention": _forward_vitdet,
+_SDPA = Row(
+    Given(1, 3),
+    bias=_VECTORS,
+    off={"use_rel_pos": bool},
+    is_decomposed=True,
+    first_grid=partial(grid_of_vectors, names=_VECTORS),
+)
+_EAGER = replace(_SDPA, forward=_forward_eager)
+_VITDET = replace(_SDPA, forward=_forward_vitdet, off={"use_relative_position_embeddings": bool})
+_FAMILIES = ("Sam", "SamHQ", "DeepseekOcr2Sam", "UnlimitedOcrSam")
+ROWS = {
+    **{f"{name}VisionAttention": _EAGER for name in _FAMILIES},
+    **{f"{name}VisionSdpaAttention": _SDPA for name in _FAMILIES},
+    **{f"{name}VisionAttention": _EAGER for name in ("GotOcr2", "PPFormulaNet", "SLANeXt")},
+    "VitDetAttention": _VITDET,
 }
 # By the module that owns it: the name of the absolute encoding.
 _ABSOLUTE = {
@@ -119,41 +123,26 @@ _ABSOLUTE = {
 }
 
 
-def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
+def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
     """Adds an attention over a map, or changes the absolute encoding."""
-    absolute, forward = entry_of(module, _ABSOLUTE), entry_of(module, _FORWARDS)
-    if absolute is not None and request.absolute != "keep":
-        found.changes.append(partial(_replace_absolute, module, absolute, request.absolute))
-    if forward is None:
-        return
-    vectors = [module._parameters.get(each) for each in _VECTORS]
-    has_vectors = vectors[0] is not None
-    size = tuple((len(each) + 1) // 2 for each in vectors) if has_vectors else None
-    changes = change_decomposed(module, _VECTORS, request.builtin_bias) if has_vectors else []
-    if changes:  # the library would initialize what is not there any more
-        changes.append(partial(set_attribute, module, "_is_hf_initialized", True))
-    site = make_site(
-        name,
-        module,
-        0,
-        GridSource(size),
-        forward=forward,
-        check=partial(_check, type(module).__name__, request),
-        changes=changes,
-        has_builtin_bias=has_vectors,
-    )
-    found.sites.append(replace(site, is_decomposed=has_vectors))
+    absolute = entry_of(module, _ABSOLUTE)
+    if absolute is not None and call.absolute != "keep":
+        _replace_absolute(found, module, absolute, call.absolute)
+    row = entry_of(module, ROWS)
+    if row is not None:
+        check = partial(_check, type(module).__name__, call)
+        found.sites.append(make_site(name, module, 0, call, row, check=check))
 
 
-def _check(name: str, request: Request) -> None:
-    if request.grid is not None or request.num_prefix_tokens:
+def _check(name: str, call: Equipment) -> None:
+    if call.grid is not None or call.num_prefix_tokens:
         raise UserError(
-            f"grid {request.grid}, num_prefix_tokens {request.num_prefix_tokens}: {name} gets "
+            f"grid {call.grid}, num_prefix_tokens {call.num_prefix_tokens}: {name} gets "
             "maps, whose shape is the grid; leave both to the model"
         )
 
 
-def _replace_absolute(owner: Any, name: str, absolute: str) -> Undo:
+def _replace_absolute(found: Plan, owner: Any, name: str, absolute: str) -> None:
     learned = getattr(owner, name)
     if learned is None:
         raise UserError(
@@ -164,4 +153,4 @@ def _replace_absolute(owner: Any, name: str, absolute: str) -> Undo:
     if learned.ndim == 3:  # a class token that is not used, then the patches
         sides = zip(owner.image_size, owner.patch_size, strict=True)
         grid = [size // patch for size, patch in sides]
-    return put_absolute(owner, name, grid, absolute)
+    change_absolute(found, owner, name, grid, absolute)

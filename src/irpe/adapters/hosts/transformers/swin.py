@@ -1,4 +1,4 @@
-"""transformers' Swin transformers, 1 and 2."""
+"""transformers' Swin transformers, 1 and 2, and their copies that compute softmax themselves."""
 
 import math
 from functools import partial
@@ -7,150 +7,147 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from transformers.models.swin.modeling_swin import SwinEmbeddings, SwinLayer
-from transformers.models.swinv2.modeling_swinv2 import (
-    Swinv2Embeddings,
-    Swinv2Layer,
-    Swinv2SelfAttention,
-)
 
-from irpe.adapters.changes import Change, Undo, drop_module, put_absolute, replace_module
-from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import GridSource, grid_of
-from irpe.adapters.hosts.transformers.attention import make_site
-from irpe.adapters.plan import Plan, Request, check_window
-from irpe.errors import UserError
-
-
-class RPESwinv2SelfAttention(Swinv2SelfAttention):
-    """Swin v2's cosine attention with an encoding, its own bias kept or dropped.
-
-    The tables meet normalized queries and keys, and their scores have the learned temperature too.
-    """
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        output_attentions: bool | None = False,
-    ) -> Any:
-        """Returns the attended tokens of each window and, if asked for, the weights."""
-        parts = (project(hidden_states) for project in (self.query, self.key, self.value))
-        size = (self.num_attention_heads, self.attention_head_size)
-        q, k, v = (x.unflatten(-1, size).transpose(1, 2) for x in parts)
-        q, k = normalize(q, dim=-1), normalize(k, dim=-1)
-        temperature = self.logit_scale.clamp(max=math.log(1 / 0.01)).exp()
-        mask = self._own_bias()
-        if attention_mask is not None:
-            # Twice, as the library adds it.
-            repeats = hidden_states.shape[0] // attention_mask.shape[0]
-            shift = 2 * attention_mask.repeat(repeats, 1, 1).unsqueeze(1)
-            mask = shift if mask is None else mask + shift
-        encoding, grid = encoding_of(self), grid_of(self).current()
-        dropout_p = self.dropout.p if self.training else 0.0
-        arguments: dict[str, Any] = {"attn_mask": mask, "temperature": temperature}
-        z = encoding(q, k, v, grid=grid, dropout_p=dropout_p, **arguments)
-        out = z.transpose(1, 2).flatten(2)
-        if not output_attentions:
-            return (out,)
-        return out, encoding.weights(q, k, grid=grid, **arguments)
-
-    def _own_bias(self) -> Tensor | None:
-        """Returns the continuous bias: 1, heads, tokens, tokens; `None` if it was dropped."""
-        network = self._modules["continuous_position_bias_mlp"]
-        if network is None:
-            return None
-        scores = network(self.relative_coords_table).view(-1, self.num_attention_heads)
-        tokens = self.relative_position_index.shape[0]
-        scores = scores[self.relative_position_index.view(-1)].view(tokens, tokens, -1)
-        return 16 * torch.sigmoid(scores.permute(2, 0, 1).unsqueeze(0))
-
-    def create_coords_table_and_index(self) -> tuple[Tensor, Tensor]:
-        """Returns the inputs of the continuous bias, as they are if that was dropped."""
-        if self._modules["continuous_position_bias_mlp"] is None:
-            return self.relative_coords_table, self.relative_position_index
-        return super().create_coords_table_and_index()
+from irpe.adapters.answer import answer_with_weights
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import InputGrid
+from irpe.adapters.host import Own, Plan, Row, change_absolute, check_window
+from irpe.adapters.hosts.transformers.attention import REGISTERED, make_site
+from irpe.adapters.hosts.transformers.classes import entry_of
 
 
 class NoBias(nn.Module):
     """Stands where Swin has its own bias, and adds nothing to a mask."""
+
+    def __init__(self, _: object = None) -> None:
+        super().__init__()
 
     def forward(self) -> float:
         """Returns zero."""
         return 0.0
 
 
-class RecordWindow:
-    """A hook on the attention of a Swin layer that records its window, which small inputs shrink.
-
-    Args:
-        layer: The layer.
-        source: Where the attention looks the grid up.
-    """
-
-    def __init__(self, layer: Any, source: GridSource) -> None:
-        self.layer, self.source = layer, source
-
-    def __call__(self, attention: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Records the grid of a window."""
-        self.source.announce((self.layer.window_size, self.layer.window_size))
+def square_window(attention: nn.Module, hidden_states: Tensor, *args: Any, **_: Any) -> InputGrid:
+    """Returns the grid of a window, which is a square, and which small inputs shrink."""
+    side = math.isqrt(hidden_states.shape[1])
+    assert side * side == hidden_states.shape[1]
+    return side, side
 
 
-def add_sites(found: Plan, name: str, module: Any, request: Request) -> None:
-    """Adds the attention of a layer, on the grid of a window, or changes the absolute encoding."""
-    if isinstance(module, SwinEmbeddings | Swinv2Embeddings) and request.absolute != "keep":
-        found.changes.append(partial(_replace_absolute, module, request.absolute))
-    if isinstance(module, Swinv2Layer):
-        _add_second(found, f"{name}.attention.self".lstrip("."), module.attention.self, request)
-    if not isinstance(module, SwinLayer):
+def _heads_of(attention: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns queries, keys and values: batch heads tokens dim."""
+    size = (attention.num_attention_heads, attention.attention_head_size)
+    parts = (project(x) for project in (attention.query, attention.key, attention.value))
+    q, k, v = (part.unflatten(-1, size).transpose(1, 2) for part in parts)
+    return q, k, v
+
+
+def _with_shift(bias: Tensor | None, shift: Tensor | None, num_windows: int) -> Tensor | None:
+    """Returns a bias with the mask of shifted windows, for all windows of a batch."""
+    if shift is None:
+        return bias
+    shift = shift.repeat(num_windows // shift.shape[0], 1, 1).unsqueeze(1)
+    return shift if bias is None else bias + shift
+
+
+def forward_copied(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    output_attentions: bool | None = False,
+) -> Any:
+    """The forward of MaskFormer's and Donut's Swin."""
+    q, k, v = _heads_of(self, hidden_states)
+    size = self.relative_position_index.shape[0]
+    bias = self.relative_position_bias_table[self.relative_position_index.view(-1)]
+    bias = bias.view(size, size, -1).permute(2, 0, 1).unsqueeze(0)
+    mask = _with_shift(bias, attention_mask, hidden_states.shape[0])
+    dropout_p = self.dropout.p if self.training else 0.0
+    z, weights = answer_with_weights(q, k, v, mask, dropout_p, with_weights=bool(output_attentions))
+    out = z.transpose(1, 2).flatten(2)
+    return (out, weights) if output_attentions else (out,)
+
+
+def forward_cosine(
+    self: Any,
+    hidden_states: Tensor,
+    attention_mask: Tensor | None = None,
+    output_attentions: bool | None = False,
+) -> Any:
+    """The forward of Swin v2, whose scores have a learned temperature, those of tables too."""
+    q, k, v = _heads_of(self, hidden_states)
+    shift = None if attention_mask is None else 2 * attention_mask  # as the library adds it
+    mask = _with_shift(_continuous_bias(self), shift, hidden_states.shape[0])
+    z, weights = answer_with_weights(
+        normalize(q, dim=-1),
+        normalize(k, dim=-1),
+        v,
+        mask,
+        self.dropout.p if self.training else 0.0,
+        temperature=self.logit_scale.clamp(max=math.log(1 / 0.01)).exp(),
+        with_weights=bool(output_attentions),
+    )
+    out = z.transpose(1, 2).flatten(2)
+    return (out, weights) if output_attentions else (out,)
+
+
+def _continuous_bias(attention: Any) -> Tensor | None:
+    """Returns the continuous bias: 1, heads, tokens, tokens; `None` if it was dropped."""
+    network = attention.continuous_position_bias_mlp
+    if network is None:
+        return None
+    scores = network(attention.relative_coords_table).view(-1, attention.num_attention_heads)
+    index = attention.relative_position_index
+    scores = scores[index.view(-1)].view(*index.shape, -1)
+    return 16 * torch.sigmoid(scores.permute(2, 0, 1).unsqueeze(0))
+
+
+def _coordinates(self: Any) -> tuple[Tensor, Tensor]:
+    """Returns the inputs of the continuous bias, as they are if that was dropped."""
+    if self.continuous_position_bias_mlp is None:
+        return self.relative_coords_table, self.relative_position_index
+    return type(self).__bases__[0].create_coords_table_and_index(self)
+
+
+def _window_of(attention: Any) -> tuple[int, ...]:
+    return attention.relative_position_bias.window_size
+
+
+_COSINE = Row(
+    Own("window_size"),
+    forward_cosine,
+    bias=("continuous_position_bias_mlp",),
+    body={"create_coords_table_and_index": _coordinates},
+)
+_COPIED = Row(square_window, forward_copied, bias=("relative_position_bias_table",))
+ROWS = {
+    "SwinAttention": Row(
+        square_window,
+        bias=("relative_position_bias",),
+        no_bias=NoBias,
+        body=REGISTERED.body,
+        first_grid=_window_of,
+    ),
+    "Swinv2SelfAttention": _COSINE,
+    "Swin2SRSelfAttention": _COSINE,
+    "MaskFormerSwinSelfAttention": _COPIED,
+    "DonutSwinSelfAttention": _COPIED,
+}
+_KINDS = ("Swin", "Swinv2", "MaskFormerSwin", "DonutSwin", "Swin2SR")
+_EMBEDDINGS = {f"{name}Embeddings": True for name in _KINDS}
+
+
+def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
+    """Adds an attention, on the grid of a window, or changes the absolute encoding."""
+    if entry_of(module, _EMBEDDINGS) and module.position_embeddings is not None:
+        change_absolute(found, module, "position_embeddings", _patch_grid(module), call.absolute)
+    row = entry_of(module, ROWS)
+    if row is None:
         return
-    side: Any = module.window_size
-    source = GridSource((side, side))
-    changes: list[Change] = [partial(_follow_window, module, source)]
-    if request.builtin_bias == "drop":
-        changes.append(
-            partial(replace_module, module.attention, "relative_position_bias", NoBias())
-        )
-    site = make_site(
-        f"{name}.attention".lstrip("."),
-        module.attention,
-        0,
-        source,
-        check=partial(check_window, request, has_absolute=True),
-        changes=changes,
-        has_builtin_bias=True,
-    )
-    found.sites.append(site)
+    check = partial(check_window, call, type(module).__name__, found)
+    found.sites.append(make_site(name, module, 0, call, row, check=check))
 
 
-def _add_second(found: Plan, path: str, attention: Any, request: Request) -> None:
-    """Adds the attention of a layer of Swin v2, whose window has one size."""
-    changes: list[Change] = []
-    if request.builtin_bias == "drop":
-        changes.append(partial(drop_module, attention, "continuous_position_bias_mlp"))
-    site = make_site(
-        path,
-        attention,
-        0,
-        GridSource(attention.window_size),
-        equipped=RPESwinv2SelfAttention,
-        check=partial(check_window, request, has_absolute=True),
-        changes=changes,
-        has_builtin_bias=True,
-    )
-    found.sites.append(site)
-
-
-def _follow_window(layer: Any, source: GridSource) -> Undo:
-    return layer.attention.register_forward_pre_hook(RecordWindow(layer, source)).remove
-
-
-def _replace_absolute(embeddings: Any, absolute: str) -> Undo:
-    if embeddings.position_embeddings is not None:
-        return put_absolute(embeddings, "position_embeddings", embeddings.patch_grid, absolute)
-    if absolute == "sinusoid":
-        raise UserError(
-            "absolute 'sinusoid': this Swin transformer has no absolute encoding to replace; use "
-            "'keep' or 'none'"
-        )
-    return lambda: None
+def _patch_grid(embeddings: Any) -> Any:
+    own = getattr(embeddings, "patch_grid", None)
+    return embeddings.patch_embeddings.num_patches if own is None else own

@@ -1,7 +1,6 @@
 """transformers' vision transformers: patches from a convolution, then blocks with self-attention.
 
-A family is an entry of `_TOWERS`. Its attentions keep their own forward (see `attention`), that of
-DINOv3 excepted, which rotates queries and keys.
+A family is an entry of `_TOWERS`. Its attentions run their own forward (see `attention`).
 """
 
 import math
@@ -9,56 +8,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-from transformers.models.dinov3_vit.modeling_dinov3_vit import apply_rotary_pos_emb
+from torch import nn
 
-from irpe.adapters.changes import Change, Undo, drop_module, put_absolute
-from irpe.adapters.following import (
-    Embedded,
-    FollowedGrid,
-    follow_grid,
-    followed_grid,
-    map_source,
-)
-from irpe.adapters.grids import GridSource, InputGrid
-from irpe.adapters.hosts.transformers.attention import Forward, attend, make_site
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import Embedded, InputGrid, MeasuredGrid, measured_map, source_of
+from irpe.adapters.host import Plan, change_absolute
+from irpe.adapters.hosts.transformers.attention import REGISTERED, make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
-from irpe.adapters.plan import Plan, Request
+from irpe.adapters.swaps import add_hook, put_module
 from irpe.core.places import Points
 from irpe.core.positions import Positions
 from irpe.errors import UserError
-
-
-class _Rotation:
-    """DINOv3's rotation of patches; the tokens before them stay.
-
-    Args:
-        cos: patches, dim
-        sin: patches, dim
-    """
-
-    def __init__(self, cos: Tensor, sin: Tensor) -> None:
-        self.cos, self.sin = cos, sin
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """Returns rotated queries or keys."""
-        return apply_rotary_pos_emb(tokens, tokens, self.cos, self.sin)[0]
-
-
-def _forward_rotated(
-    self: Any,
-    hidden_states: Tensor,
-    attention_mask: Tensor | None = None,
-    position_embeddings: tuple[Tensor, Tensor] | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Any]:
-    """The forward of an equipped DINOv3ViTAttention: tables meet q and k before the rotation."""
-    parts = (project(hidden_states) for project in (self.q_proj, self.k_proj, self.v_proj))
-    q, k, v = (x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for x in parts)
-    dropout = self.dropout if self.training else 0.0
-    rotate = None if position_embeddings is None else _Rotation(*position_embeddings)
-    z, weights = attend(self, q, k, v, attention_mask, dropout, self.scaling, rotate, **kwargs)
-    return self.o_proj(z.flatten(2)), weights
 
 
 @dataclass(frozen=True)
@@ -73,7 +33,6 @@ class _Tower:
         position: The name in the embeddings of the absolute encoding, which ends with the patches;
             `None` if there is none.
         suffix: The name in the embeddings of learned tokens after the patches.
-        forward: The forward of an equipped attention that rotates queries and keys.
     """
 
     block: str
@@ -81,7 +40,6 @@ class _Tower:
     convolution: str | None = "patch_embeddings.projection"
     position: str | None = "position_embeddings"
     suffix: str | None = None
-    forward: Forward | None = None
 
 
 def _clip(block: str, convolution: str | None = "patch_embedding") -> _Tower:
@@ -95,12 +53,7 @@ _TOWERS = {
     "DeiTEmbeddings": _Tower("DeiTLayer"),
     "Dinov2Embeddings": _Tower("Dinov2Layer"),
     "Dinov2WithRegistersEmbeddings": _Tower("Dinov2WithRegistersLayer"),
-    "DINOv3ViTEmbeddings": _Tower(
-        "DINOv3ViTLayer",
-        convolution="patch_embeddings",
-        position=None,
-        forward=_forward_rotated,
-    ),
+    "DINOv3ViTEmbeddings": _Tower("DINOv3ViTLayer", convolution="patch_embeddings", position=None),
     "BeitEmbeddings": _Tower("BeitLayer"),
     "ViTMSNEmbeddings": _Tower("ViTMSNLayer"),
     "YolosEmbeddings": _Tower("YolosLayer", "attention.attention", suffix="detection_tokens"),
@@ -130,56 +83,72 @@ _PREFIX = ("cls_token", "class_embedding", "distillation_token", "register_token
 _BIAS, _SHARED_BIAS = "relative_position_bias", "shared_position_bias"  # of BEiT
 
 
-def add_sites(found: Plan, name: str, vit: Any, request: Request) -> None:
+# Tables meet queries and keys before the rotation.
+_ROTATING = replace(REGISTERED, rotates="apply_rotary_pos_emb", rotates_pairs=True)
+ROWS = {"DINOv3ViTAttention": _ROTATING, "Sapiens2Attention": _ROTATING}
+
+
+def add_sites(found: Plan, name: str, vit: Any, call: Equipment) -> None:
     """Adds the attentions of a vision transformer, and what else changes in it."""
-    embeddings = getattr(vit, "embeddings", None)
+    embeddings: Any = getattr(vit, "embeddings", None)
     tower = entry_of(embeddings, _TOWERS)
     if tower is None:
         return
-    source = _grid_source(vit, embeddings, tower, request)
-    count = request.num_prefix_tokens
+    count = call.num_prefix_tokens
     count = _count_tokens(embeddings, _PREFIX) if count is None else count
     suffix = 0 if tower.suffix is None else _count_tokens(embeddings, (tower.suffix,))
-    check = partial(_check, vit, embeddings, tower, request)
-    blocks = modules_of(vit, tower.block, name)
+    source = _source(vit, embeddings, tower, count + suffix, call)
+    blocks, drops = modules_of(vit, tower.block, name), call.builtin_bias == "drop"
+    shared = _owner_of_shared_bias(vit)
     for path, block in blocks.items():
-        has_bias = _has_module(block, _BIAS)
-        drops = has_bias and request.builtin_bias == "drop"
+        owner, attention = _owner_of_bias(block), block.get_submodule(tower.attention)
+        row = entry_of(attention, ROWS) or REGISTERED
         site = make_site(
             f"{path}.{tower.attention}",
-            block.get_submodule(tower.attention),
+            attention,
             count,
-            source,
+            call,
+            row,
+            source=source,
             num_suffix_tokens=suffix,
-            forward=tower.forward,
-            check=check,
-            changes=[partial(drop_module, block, _BIAS)] if drops else [],
-            has_builtin_bias=has_bias or _has_module(vit, _SHARED_BIAS),
+            check=partial(_check, vit, embeddings, tower, call),
+            changes=put_module(owner, _BIAS, None) if drops and owner is not None else [],
+            has_builtin_bias=owner is not None or shared is not None,
+            rotates=row.rotates is not None,
         )
-        found.sites.append(replace(site, rotates=tower.forward is not None))
-    found.changes += _other_changes(vit, embeddings, tower, request, source)
-    found.changes.append(partial(follow_grid, source, blocks.values()))
+        found.sites.append(site)
+    if drops and shared is not None:
+        found.changes += put_module(*shared, None)
+    _replace_absolute(found, vit, embeddings, tower, call)
+    if tower.convolution is None and source.told is not None:
+        found.changes += add_hook(embeddings, CheckShapes(source.told), before=True)
+    else:
+        found.changes += source.follow(vit, blocks.values())
 
 
-def _other_changes(
-    vit: Any, embeddings: Any, tower: _Tower, request: Request, source: GridSource
-) -> list[Change]:
-    changes: list[Change] = []
-    if request.absolute != "keep":
-        changes.append(partial(_replace_absolute, vit, embeddings, tower, request.absolute))
-    if request.builtin_bias == "drop" and _has_module(vit, _SHARED_BIAS):
-        changes.append(partial(drop_module, vit, _SHARED_BIAS))
-    if tower.convolution is None and request.grid is not None:
-        changes.append(partial(_check_shapes, embeddings, source))
-    return changes
+def _owner_of_bias(block: nn.Module) -> nn.Module | None:
+    """Returns the module in a block that has a relative bias of its own."""
+    owners = (m for m in block.modules() if m._modules.get(_BIAS) is not None)
+    return next(owners, None)
 
 
-def _grid_source(vit: Any, embeddings: Any, tower: _Tower, request: Request) -> GridSource:
+def _owner_of_shared_bias(vit: nn.Module) -> tuple[nn.Module, str] | None:
+    """Returns the module with a relative bias for all blocks, and its name there."""
+    candidates = [(vit, _SHARED_BIAS), (vit._modules.get("encoder"), _BIAS)]
+    return next(
+        ((m, name) for m, name in candidates if m is not None and m._modules.get(name) is not None),
+        None,
+    )
+
+
+def _source(
+    vit: Any, embeddings: Any, tower: _Tower, num_tokens: int, call: Equipment
+) -> MeasuredGrid:
     if tower.convolution is None:
-        made = FollowedGrid(None, vit, "embeddings", _measure_shapes)
-        return GridSource(request.grid) if request.grid else followed_grid(vit) or made
-    path = f"embeddings.{tower.convolution}"
-    return map_source(request.grid, _own_grid(vit, embeddings), vit, path)
+        made = MeasuredGrid("embeddings", _measure_shapes, num_tokens, told=call.grid)
+        return made if call.grid else source_of(vit) or made
+    path, own = f"embeddings.{tower.convolution}", _own_grid(vit, embeddings)
+    return measured_map(vit, path, num_tokens, own, call.grid)
 
 
 def _measure_shapes(call: Embedded) -> InputGrid:
@@ -217,54 +186,50 @@ def _count_tokens(embeddings: Any, names: tuple[str, ...]) -> int:
     return sum(token.numel() // token.shape[-1] for token in tokens if token is not None)
 
 
-def _has_module(owner: nn.Module, name: str) -> bool:
-    return owner._modules.get(name) is not None
-
-
-def _check(vit: nn.Module, embeddings: Any, tower: _Tower, request: Request) -> None:
+def _check(vit: nn.Module, embeddings: Any, tower: _Tower, call: Equipment) -> None:
     name = type(vit).__name__
-    if request.absolute == "keep":
+    if call.absolute == "keep":
         return
     if tower.suffix is not None:
         raise UserError(
-            f"absolute {request.absolute!r}: the absolute encoding of {name} is that of its "
+            f"absolute {call.absolute!r}: the absolute encoding of {name} is that of its "
             f"{tower.suffix.replace('_', ' ')} too; use 'keep'"
         )
     has_none = tower.position is None or getattr(embeddings, tower.position) is None
-    if has_none and request.requires_absolute:
+    if has_none and call.requires_absolute:
         raise UserError(
-            f"absolute {request.absolute!r}: {name} has no absolute encoding to replace; use 'keep'"
+            f"absolute {call.absolute!r}: {name} has no absolute encoding to replace; use 'keep'"
         )
 
 
-def _replace_absolute(vit: Any, embeddings: Any, tower: _Tower, absolute: str) -> Undo:
-    absolute_encoding = None if tower.position is None else getattr(embeddings, tower.position)
-    if tower.position is None or absolute_encoding is None:
-        return lambda: None
-    grid = _own_grid(vit, embeddings)
-    if isinstance(absolute_encoding, nn.Embedding):
-        return put_absolute(absolute_encoding, "weight", grid, absolute)
-    return put_absolute(embeddings, tower.position, grid, absolute)
+def _replace_absolute(
+    found: Plan, vit: Any, embeddings: Any, tower: _Tower, call: Equipment
+) -> None:
+    learned = None if tower.position is None else getattr(embeddings, tower.position)
+    if learned is None or call.absolute == "keep":
+        return
+    assert tower.position is not None
+    if tower.suffix is not None:
+        return  # refused by the check of every attention
+    owner, name = embeddings, tower.position
+    if isinstance(learned, nn.Embedding):
+        owner, name = learned, "weight"
+    change_absolute(found, owner, name, _own_grid(vit, embeddings), call.absolute)
 
 
-def _check_shapes(embeddings: nn.Module, source: GridSource) -> Undo:
-    return embeddings.register_forward_pre_hook(CheckShapes(source)).remove
-
-
+@dataclass(frozen=True)
 class CheckShapes:
     """A hook on embeddings that get patches: raises an error if these are of another grid.
 
     Args:
-        source: Where the attentions look the grid up.
+        grid: The grid of every image.
     """
 
-    def __init__(self, source: GridSource) -> None:
-        self.source = source
+    grid: tuple[int, ...]
 
     def __call__(self, embeddings: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Compares the shape of each image with the grid."""
-        grid = self.source.current()
-        assert not isinstance(grid, Positions)
+        grid = self.grid
         patches, shapes = inputs
         others = [tuple(shape) for shape in shapes.tolist() if tuple(shape) != grid]
         if others or patches.shape[1] != grid[0] * grid[1]:

@@ -36,6 +36,7 @@ from irpe.ops.precision import accumulation_dtype, cast, product
 from irpe.ops.shapes import Scores, Tokens, VectorTable
 from irpe.ops.table_products import table_gradient, table_matrix
 
+_FEW_PAIRS = 2**12  # of a head, up to which an element is looked up for each of them
 Use = Literal["combination", "gradient", "both"]
 
 
@@ -195,8 +196,9 @@ def make_terms(
     if not tables:
         return []
     dim = x.shape[-1]
-    axes = [bucket_map.key_axis for bucket_map in maps]
     queries, keys = maps[0].compact_ids.shape[-2:]
+    is_small = queries * keys <= _FEW_PAIRS
+    axes = [None if is_small else bucket_map.key_axis for bucket_map in maps]
     pairs_of_token = keys if owner == "query" else queries
     if len(tables) > 1 and owner == "query" and None not in axes:
         shapes = {(table.shape[0], table.shape[2]) for table in tables}

@@ -1,0 +1,47 @@
+"""How many cells run at a time on this machine."""
+
+import pytest
+
+from irpe.ablation import machine
+from irpe.ablation.machine import choose_jobs, describe_machine
+
+GIGABYTE = 10**9
+
+
+@pytest.fixture(autouse=True)
+def four_cores(monkeypatch):
+    monkeypatch.setattr(machine, "available_cores", lambda: 4)
+    monkeypatch.setattr(machine, "available_memory", lambda: 3 * GIGABYTE)
+
+
+@pytest.mark.parametrize(
+    ("requested", "cells", "devices", "expected"),
+    [
+        (None, 12, 0, 3),  # memory
+        (None, 2, 0, 2),  # cells
+        (None, 12, 2, 2),  # GPUs
+        (1, 12, 0, 1),
+        (6, 12, 0, 6),  # as asked for
+        (5, 2, 0, 2),
+    ],
+)
+def test_as_many_as_there_is_room_for(requested, cells, devices, expected):
+    assert choose_jobs(requested, cells, devices) == expected
+
+
+@pytest.mark.parametrize(("requested", "devices"), [(0, 0), (3, 2)])
+def test_what_cannot_be_is_refused(requested, devices):
+    with pytest.raises(ValueError, match=f"jobs = {requested} must be"):
+        choose_jobs(requested, 12, devices)
+
+
+def test_without_a_known_limit_cores_decide(monkeypatch):
+    monkeypatch.setattr(machine, "available_memory", lambda: None)
+    assert choose_jobs(None, 12, 0) == 4
+
+
+def test_a_machine_is_named():
+    torch = pytest.importorskip("torch")
+    found = describe_machine(torch.device("cpu"))
+    assert found["torch"] == torch.__version__
+    assert found["processor"]
