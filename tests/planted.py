@@ -30,6 +30,12 @@ class Picky(Right):
         return None if call.mask is None else "it takes no masks"
 
 
+class Nondeterministic(Right):
+    """Promises no bits."""
+
+    IS_DETERMINISTIC = False
+
+
 class Slow(Right):
     @staticmethod
     def attention(call):

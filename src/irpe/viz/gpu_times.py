@@ -22,7 +22,7 @@ def plot_gpu_times(report: "GpuReport") -> "Figure":
         raise UserError("a report without attentions: measure at least one size and encoding")
     names = sorted({name for row in report.attentions for name in row.ms})
     uses = sorted({row.training for row in report.attentions}, reverse=True)
-    figure = new_figure(2 * COLUMN, 0.35 * len(report.attentions) + 1.5)
+    figure = new_figure(2 * COLUMN, 0.5 * len(report.attentions) + 3.0 * len(uses))
     for (axes,), training in zip(panels(figure, len(uses), 1), uses, strict=True):
         rows = [row for row in report.attentions if row.training == training]
         for index, name in enumerate(names):

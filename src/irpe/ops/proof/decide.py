@@ -229,7 +229,14 @@ class Prover:
         return self.fallback.name
 
     def _able(self, call: AttentionCall) -> tuple[str, ...]:
-        return tuple(n for n, each in self._implementations.items() if each.supports(call) is None)
+        """Returns the candidates that take a call, with the same bits each time if need be."""
+        must_repeat = torch.are_deterministic_algorithms_enabled()
+        return tuple(
+            name
+            for name, each in self._implementations.items()
+            if each.supports(call) is None
+            and (not must_repeat or getattr(each, "IS_DETERMINISTIC", False))
+        )
 
     def _merge(self, records: Records) -> None:
         for name, record in records.items():
