@@ -9,7 +9,7 @@ from irpe.core.choices import check_choice
 from irpe.errors import UserError
 from irpe.ops.call import AttentionCall
 from irpe.ops.differentiable import is_transformed
-from irpe.ops.impl import fast, folded, plain, reference, triton
+from irpe.ops.impl import fast, folded, native, plain, reference, triton
 from irpe.ops.proof.decide import Candidate, Prover
 from irpe.ops.proof.judge import Implementation
 from irpe.ops.proof.prepare import Preparation, prepare_model
@@ -29,6 +29,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "plain": plain,
     "fast": fast,
     "folded": folded,
+    "native": native,
     "triton": triton,
 }
 _REMARKS = {
@@ -36,6 +37,7 @@ _REMARKS = {
     "plain": "its gradients are PyTorch's own, which keep several elements for each pair",
     "fast": "it takes every call, in slices that suit the device",
     "folded": "fast is faster on a CPU",
+    "native": "it is compiled, and its products, softmax and sums go block by block of the cache",
     "triton": "its interpreter is for tests",
 }
 
@@ -63,8 +65,8 @@ class Explanation(NamedTuple):
 def choose(call: AttentionCall, prover: Prover = PROVER, may_prove: bool = True) -> tuple[str, str]:
     """Returns the name of the implementation that "auto" stands for, and why it is taken.
 
-    On a CPU this is a function of the call and of the transforms in force, on a GPU of what was
-    proved and timed there as well.
+    On a CPU this is a function of the call, of the transforms in force, and of what is installed;
+    on a GPU of what was proved and timed there as well.
 
     Args:
         call: The call.
@@ -80,6 +82,8 @@ def choose(call: AttentionCall, prover: Prover = PROVER, may_prove: bool = True)
         return "plain", "torch.func and forward-mode differentiation need plain operators"
     if call.q.device.type == "cuda":
         return prover.choose(call, may_prove), _OF_A_GPU
+    if native.supports(call) is None:
+        return "native", _REMARKS["native"]
     return "fast", _REMARKS["fast"]
 
 
