@@ -153,7 +153,7 @@ def run(place: Place, cell: Cell, steps: int) -> dict[str, Any]:
         "loss": loss.item(),
         "trained parameters": sum(p.numel() for g in optimizer.param_groups for p in g["params"]),
         "largest element": max(
-            (float(model.get_parameter(n).abs().max()) for n in names), default=0
+            (float(model.get_parameter(n).detach().abs().max()) for n in names), default=0
         ),
         "seconds": time.process_time() - start,
     }

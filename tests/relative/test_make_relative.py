@@ -52,6 +52,7 @@ MODELS = {
         lambda: make_vit("eva02_tiny_patch14_224"),
         some_images(height=32, width=32),
     ),
+    "timm, bfloat16": (lambda: make_positional_vit().bfloat16(), some_images().bfloat16()),
     "timm, float64": (lambda: make_positional_vit().double(), some_images().double()),
     "transformers": (make_transformers_vit, some_images(height=32, width=32)),
     "torchvision": (make_torchvision_vit, some_images(height=32, width=32)),
