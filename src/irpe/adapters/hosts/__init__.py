@@ -34,8 +34,9 @@ SUPPORTED = {
     "VisionTransformerSAM, SwinTransformer, SwinTransformerV2, MaxViT, CoAtNet, VOLO, Twins, "
     "DaViT, GCViT, TinyViT, FastViT, Visformer, PVT v2, MultiScaleVit and NaFlexVit",
     "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, DINOv3, the "
-    "vision towers of CLIP, SigLIP and SigLIP 2, BEiT, ViTMSN, YOLOS, AST, Swin and Swin v2, SAM, "
-    "ViTDet, ViTMAE, VideoMAE, Vivit, Segformer, DETR, Conditional DETR, RT-DETR and D-FINE",
+    "vision towers of CLIP, SigLIP and SigLIP 2, BEiT, data2vec-vision, ViTMSN, ViTPose, Sapiens 2, "
+    "YOLOS, AST, Swin and Swin v2 (also of MaskFormer, Donut and Swin2SR), SAM, ViTDet, ViTMAE, "
+    "VideoMAE, Vivit, Segformer, GLPN, PVT and PVT v2, DETR, Conditional DETR, RT-DETR and D-FINE",
     "torchvision": "torchvision's VisionTransformer and SwinTransformer, versions 1 and 2",
     "torch": "torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder",
 }
