@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import InputGrid, check_exportable, check_told, record_grid
+from irpe.adapters.grids import InputGrid, check_exportable, record_grid
 from irpe.adapters.host import Row
 from irpe.adapters.hosts import row_of
 from irpe.errors import UserError, UserStateError
@@ -110,8 +110,8 @@ def answer_with_weights(
     call.num_answers += 1
     encoding = encoding_of(call.attention)
     heads = encoding.size.num_heads
-    check_told(call.attention, query.shape[2] - encoding.num_prefix_tokens)
-    key, value = (_repeat_heads(x, heads) for x in (key, value))
+    if key.shape[1] != heads:
+        key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
     query, key, options = tables_meet(call, query, key)
     options |= {"grid": call.grid, "attn_mask": attn_mask, "scale": scale}
     options["temperature"] = temperature
@@ -159,8 +159,10 @@ def equipped_class(stock: type[nn.Module]) -> type[nn.Module]:
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         grid = row.grid(self, *args, **kwargs)
-        check_exportable(grid)
-        record_grid(self, grid)
+        if torch.compiler.is_compiling():
+            check_exportable(grid)
+        else:
+            record_grid(self, grid)
         if not hasattr(_thread, "calls"):
             _thread.calls = []
         call = Call(self, grid)
@@ -197,8 +199,14 @@ def equipped_class(stock: type[nn.Module]) -> type[nn.Module]:
     return type(f"RPE{stock.__name__}", (stock,), {**_answering_methods(stock, row), **body})
 
 
-def is_answered(stock: type[nn.Module], row: Row) -> bool:
-    """Returns whether an equipped attention of a class would call our function."""
+@cache
+def is_answered(stock: type[nn.Module]) -> bool:
+    """Returns whether an equipped attention of a class that is known would call our function."""
+    return calls_attention(stock, row_of(stock))
+
+
+def calls_attention(stock: type[nn.Module], row: Row) -> bool:
+    """Returns whether an equipped attention of a class would call our function, given its row."""
     if row.forward is not None or row.body:
         return True
     row = replace(row, rotates=None)

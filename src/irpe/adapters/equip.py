@@ -20,7 +20,7 @@ from irpe.adapters.host import (
     check_untouched,
     choose_layers,
 )
-from irpe.adapters.hosts import hosts_of, known_class, row_of
+from irpe.adapters.hosts import hosts_of, known_class
 from irpe.adapters.refusals import refusal_of
 from irpe.adapters.swaps import (
     Swap,
@@ -177,7 +177,7 @@ def check_sites(sites: Sequence[Site]) -> None:
     for site in sites:
         kind = type(site.attention)
         check_site(site, known_class(kind))
-        if not is_answered(kind, row_of(kind)):
+        if not is_answered(kind):
             raise UserError(
                 f"{site.name} is a {kind.__qualname__}, which computes its softmax itself: make "
                 'the model with attn_implementation="sdpa", or leave it out with layers='

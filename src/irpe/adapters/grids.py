@@ -274,8 +274,6 @@ def source_of(module: nn.Module) -> MeasuredGrid | None:
 
 def record_grid(attention: nn.Module, grid: InputGrid) -> None:
     """Records the grid of an attention's last input, for `irpe.summary` alone."""
-    if torch.compiler.is_compiling():
-        return
     if isinstance(grid, Positions) and grid.constant is None:
         if grid.grid is None:
             return
@@ -376,7 +374,8 @@ class _Announce:
     ) -> None:
         source = self.source
         grid = source.measure(Embedded(embedding, inputs, keywords, output))
-        check_exportable(grid)
+        if torch.compiler.is_compiling():
+            check_exportable(grid)
         source.announce(grid)
         if isinstance(grid, Positions) and source.marks_output:
             source.mark_positions(output[0] if isinstance(output, tuple) else output, grid)

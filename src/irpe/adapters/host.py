@@ -20,7 +20,7 @@ from irpe.nn.encoding import RelativePositionEncoding
 def measured(attention: nn.Module, *args: Any, **kwargs: Any) -> InputGrid:
     """Returns the grid of an attention whose model measures it; its first tensor is the tokens."""
     source: Any = source_of(attention)
-    return source.of_attention(_first_tensor(*args, **kwargs))
+    return source.of_attention(args[0] if args else _first_tensor(**kwargs))
 
 
 def _first_tensor(*args: Any, **kwargs: Any) -> Tensor:
@@ -242,19 +242,20 @@ def check_untouched(model: nn.Module) -> None:
 
     DistributedDataParallel and fully_shard would not synchronise them, PEFT would not save them.
     """
-    for name, module in model.named_modules():
-        kinds = {kind.__name__ for kind in type(module).__mro__}
-        wrapper = kinds & {"DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"}
+    modules = {type(module): name or "the model" for name, module in model.named_modules()}
+    for kind, name in modules.items():
+        bases = {base.__name__ for base in kind.__mro__}
+        wrapper = bases & {"DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"}
         if wrapper:
             raise UserError(
-                f"{name or 'the model'} is a {wrapper.pop()}, which would not synchronise the "
-                "tables: equip the model first, then distribute it"
+                f"{name} is a {wrapper.pop()}, which would not synchronise the tables: equip the "
+                "model first, then distribute it"
             )
-        if type(module).__module__.startswith("peft."):
+        if kind.__module__.startswith("peft."):
             raise UserError(
-                f"{name or 'the model'} is an adapter of PEFT ({type(module).__name__}), which "
-                "would not save the tables: equip the model first, then add adapters, with "
-                'modules_to_save=["rpe"] to train tables'
+                f"{name} is an adapter of PEFT ({kind.__name__}), which would not save the tables: "
+                'equip the model first, then add adapters, with modules_to_save=["rpe"] to train '
+                "tables"
             )
 
 

@@ -7,6 +7,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from irpe.adapters.answer import answer_with_weights
+from irpe.adapters.equipped import encoding_of
+from irpe.adapters.grids import check_told
 from irpe.adapters.host import Row
 from irpe.adapters.swaps import Swap, set_attribute
 from irpe.errors import UserError
@@ -34,6 +36,7 @@ def forward(
     is_batched = query.ndim == 3
     x = query if is_batched else query.unsqueeze(0)
     x = x if self.batch_first or not is_batched else x.transpose(0, 1)
+    check_told(self, x.shape[1] - encoding_of(self).num_prefix_tokens)
     qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
     qkv = qkv.unflatten(-1, (3, self.num_heads, -1))  # batch tokens 3 heads dim
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)

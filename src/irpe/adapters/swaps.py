@@ -50,23 +50,17 @@ class Swap:
         if isinstance(slots, set):
             before = True if self.key in slots else Absent
             (slots.discard if self.value is Absent else slots.add)(self.key)
-        else:
-            before = slots.get(self.key, Absent)
-            self._exchange_item(slots, before)
-        self.value = before
-
-    def _exchange_item(self, slots: dict[Any, Any], before: Any) -> None:
-        """Exchanges an item of a dictionary; it comes back in its order, which optimizers go by."""
-        keys = list(slots)
-        if self.value is Absent:
+        elif self.value is Absent:
+            keys = list(slots)
+            before = slots.pop(self.key, Absent)
             self._later = tuple(keys[keys.index(self.key) + 1 :]) if before is not Absent else ()
-            slots.pop(self.key, None)
-            return
-        slots[self.key] = self.value
-        if before is Absent:
-            for key in keys if self.is_first else self._later:
+        else:  # an item comes back in its order, which optimizers go by
+            before, keys = slots.get(self.key, Absent), list(slots)
+            slots[self.key] = self.value
+            for key in (keys if self.is_first else self._later) if before is Absent else ():
                 if key in slots:
                     slots[key] = slots.pop(key)
+        self.value = before
 
 
 Change = Sequence[Swap]

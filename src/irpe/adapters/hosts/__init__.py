@@ -11,6 +11,7 @@ Classes of the user's own come first (`registered`).
 
 import importlib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 from torch import nn
@@ -34,9 +35,10 @@ SUPPORTED = {
     "VisionTransformerSAM, SwinTransformer, SwinTransformerV2, MaxViT, CoAtNet, VOLO, Twins, "
     "DaViT, GCViT, TinyViT, FastViT, Visformer, PVT v2, MultiScaleVit and NaFlexVit",
     "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, DINOv3, the "
-    "vision towers of CLIP, SigLIP and SigLIP 2, BEiT, data2vec-vision, ViTMSN, ViTPose, Sapiens 2, "
-    "YOLOS, AST, Swin and Swin v2 (also of MaskFormer, Donut and Swin2SR), SAM, ViTDet, ViTMAE, "
-    "VideoMAE, Vivit, Segformer, GLPN, PVT and PVT v2, DETR, Conditional DETR, RT-DETR and D-FINE",
+    "vision towers of CLIP, SigLIP and SigLIP 2, BEiT, data2vec-vision, ViTMSN, ViTPose, "
+    "Sapiens 2, YOLOS, AST, Swin and Swin v2 (of MaskFormer, Donut and Swin2SR too), SAM, ViTDet, "
+    "ViTMAE, VideoMAE, Vivit, Segformer, GLPN, PVT and PVT v2, DETR, Conditional DETR, RT-DETR and "
+    "D-FINE",
     "torchvision": "torchvision's VisionTransformer and SwinTransformer, versions 1 and 2",
     "torch": "torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder",
 }
@@ -44,15 +46,17 @@ SUPPORTED = {
 
 def row_of(kind: type[nn.Module]) -> Row:
     """Returns the row of a class of attentions, or of the first of its bases that has one."""
-    return _rows_of(kind)[known_class(kind)]
+    return next(iter(rows_of(kind).values()))
 
 
 def known_class(kind: type[nn.Module]) -> type[nn.Module]:
     """Returns the class that has a row: a class of attentions, or one of its bases."""
-    return next(iter(_rows_of(kind)))
+    return next(iter(rows_of(kind)))
 
 
-def _rows_of(kind: type[nn.Module]) -> dict[type[nn.Module], Row]:
+@cache
+def rows_of(kind: type[nn.Module]) -> dict[type[nn.Module], Row]:
+    """Returns the rows of a class of attentions and of its bases, by class; there is one."""
     found: dict[type[nn.Module], Row] = {}
     for base in kind.__mro__:
         name, library = full_name(base), base.__module__.partition(".")[0]

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from irpe.adapters.answer import equipped_class, is_answered
+from irpe.adapters.answer import calls_attention, equipped_class, is_answered
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import SOURCE, MeasuredGrid, measured_map, told_grid
 from irpe.adapters.host import Plan, Row, Site, site_of
-from irpe.adapters.hosts import REGISTERED, full_name
+from irpe.adapters.hosts import REGISTERED, full_name, rows_of
 from irpe.adapters.swaps import set_attribute
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.positions import axes_of
@@ -65,7 +65,7 @@ def register_host(
                 f"{name} = {kind!r} is not a class of modules: pass the class itself"
             )
     row = Row(call=call)
-    if not is_answered(attention, row):
+    if not calls_attention(attention, row):
         wanted = "scaled_dot_product_attention" if call is None else call
         raise UserError(
             f"{attention.__qualname__}.forward does not call {wanted}: compute its softmax by "
@@ -86,7 +86,8 @@ def register_host(
         attention, row, model, convolution, num_prefix_tokens, head_size, describe, build
     )
     REGISTERED[full_name(attention)] = host
-    equipped_class.cache_clear()
+    for cached in (rows_of, is_answered, equipped_class):
+        cached.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """timm: rows for its attentions, its models, and how these are built again."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
@@ -19,17 +19,25 @@ def find_attentions(model: nn.Module, call: Equipment) -> Plan:
     """Returns the attentions of all timm transformers in a model, and what else changes."""
     found = Plan()
     for name, module in model.named_modules():
-        kinds = type(module).__mro__
-        add = next((ON_TOKENS[kind] for kind in kinds if kind in ON_TOKENS), None)
+        add, change, row = _known(type(module))
         if add is not None:
             add(found, name, module, call)
-        change = next((WITH_ABSOLUTE[kind] for kind in kinds if kind in WITH_ABSOLUTE), None)
         if change is not None:
             change(found, module, call)
-        row = entry_of(type(module), ROWS)
-        if row is not None and row.grid is not measured:
+        if row is not None:
             found.sites.append(_site_on_map(found, name, module, row, call))
     return found
+
+
+@cache
+def _known(kind: type[nn.Module]) -> tuple[Any, Any, Row | None]:
+    """Returns what adds the attentions of a model of a class, what changes it, or its row."""
+    add, change = (
+        next((table[base] for base in kind.__mro__ if base in table), None)
+        for table in (ON_TOKENS, WITH_ABSOLUTE)
+    )
+    row = entry_of(kind, ROWS)
+    return add, change, None if row is None or row.grid is measured else row
 
 
 def _site_on_map(found: Plan, name: str, attention: Any, row: Row, call: Equipment) -> Site:

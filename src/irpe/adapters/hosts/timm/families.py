@@ -31,8 +31,9 @@ from irpe.adapters.host import (
     check_grid,
     site_of,
 )
+from irpe.adapters.hosts import row_of
 from irpe.adapters.hosts.timm.dropping import drops_tokens, keep_indices
-from irpe.adapters.hosts.timm.rows import ROWS, size_of
+from irpe.adapters.hosts.timm.rows import size_of
 from irpe.adapters.swaps import add_hook, apply_change, put_absolute, put_module, set_attribute
 from irpe.core.places import Points
 from irpe.core.positions import Positions
@@ -110,7 +111,7 @@ def _add_blocks(
     found: Plan, name: str, vit: Any, source: MeasuredGrid, call: Equipment, **facts: Any
 ) -> None:
     for path, block, attention in _attentions_of(vit, name):
-        row = _row_of(attention)
+        row = row_of(type(attention))
         facts["block"] = block if "block_dim" in facts else None
         site = site_of(
             path,
@@ -125,11 +126,6 @@ def _add_blocks(
         )
         found.sites.append(site)
     found.changes += source.follow(vit, vit.blocks)
-
-
-def _row_of(attention: nn.Module) -> Any:
-    kinds = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(attention).__mro__)
-    return next(ROWS[kind] for kind in kinds if kind in ROWS)
 
 
 def _attentions_of(vit: Any, name: str) -> Iterator[tuple[str, nn.Module, Any]]:

@@ -200,7 +200,7 @@ def _count_tokens(embeddings: Any, names: tuple[str, ...]) -> int:
     return sum(token.numel() // token.shape[-1] for token in tokens if token is not None)
 
 
-def _check(vit: nn.Module, embeddings: Any, tower: _Tower, call: Equipment) -> None:
+def _check(vit: Any, embeddings: Any, tower: _Tower, call: Equipment) -> None:
     name = type(vit).__name__
     if getattr(vit.config, "num_windows", 1) > 1:
         raise UserError(
