@@ -53,13 +53,6 @@ class AttentionCall(NamedTuple):
     seed: Tensor | None
 
     @property
-    def needs_grad(self) -> bool:
-        """Whether a backward pass may follow."""
-        return torch.is_grad_enabled() and any(
-            x.requires_grad for x in self.leaves() if x is not None
-        )
-
-    @property
     def num_pairs(self) -> int:
         """The number of attention weights: batch x heads x queries x keys."""
         batch, heads, queries, _ = self.q.shape
@@ -86,8 +79,6 @@ class AttentionCall(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> "AttentionCall":
         """Returns the call with all floating-point tensors in a dtype."""
-        if self.q.dtype == dtype:
-            return self
         return self.with_leaves(
             [x if x is None or x.dtype == torch.bool else x.to(dtype) for x in self.leaves()]
         )

@@ -75,7 +75,7 @@ def choose(call: AttentionCall) -> tuple[str, str]:
         return "plain", "a trace gets operators that it knows"
     if is_transformed():
         return "plain", "torch.func and forward-mode differentiation need plain operators"
-    fused = _why_triton(call)
+    fused = _why_triton(call) if TRITON_IS_PROVEN else None
     if fused is not None:
         return "triton", fused
     return "fast", _REMARKS["fast"]
@@ -99,7 +99,7 @@ def _why_triton(call: AttentionCall) -> str | None:
     dimensions above 64 (benchmarks/results/triton.json); there they are taken only where the
     weights of all pairs would not fit at once.
     """
-    if not TRITON_IS_PROVEN or call.q.device.type != "cuda" or triton.supports(call) is not None:
+    if call.q.device.type != "cuda" or triton.supports(call) is not None:
         return None
     is_slow = torch.version.hip is not None and call.q.shape[3] > 64
     if call.q.dtype != torch.float32 and not is_slow:
@@ -127,9 +127,9 @@ def check_impl(name: str) -> None:
 
 def select(call: AttentionCall, impl: str) -> Implementation:
     """Returns the implementation that was asked for, or raises an error that says why not."""
-    check_impl(impl)
     if impl == "auto":
         return IMPLEMENTATIONS[choose(call)[0]]
+    check_impl(impl)
     reason = IMPLEMENTATIONS[impl].supports(call)
     if reason is not None:
         able = [name for name, other in IMPLEMENTATIONS.items() if other.supports(call) is None]
