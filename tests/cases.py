@@ -8,7 +8,8 @@ import torch
 from irpe import RPESpec, bucket_maps, rpe_attention
 from irpe.ops.choose import IMPLEMENTATIONS
 
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name != "triton"]  # see test_triton.py
+# Those that take every dtype on the CPU; test_triton.py and native/ have the tests of the others.
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("native", "triton")]
 SPECS = [
     RPESpec(method, mode, targets, shared_heads=shared)
     for method in oracles.METHODS

@@ -1,12 +1,16 @@
 """The wheel in empty environments outside the checkout: the core, and each extra alone."""
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+import torch
+
+from irpe.ops.impl.native import build
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -111,6 +115,52 @@ def test_the_core_alone_is_quickly_imported(core, tmp_path):
 def test_the_core_alone_works(core, tmp_path):
     """Nothing but what pyproject declares as needed is installed."""
     run(core, "-c", ALONE, str(tmp_path / "model"), cwd=tmp_path)
+
+
+EXPLAIN = """
+import torch, irpe
+q = torch.randn(1, 2, 15, 8)
+maps = irpe.bucket_maps("product-contextual-k", grid=(3, 5))
+tables = [torch.zeros(1, maps[0].num_buckets, 8)]
+print(irpe.explain(q, q, q, maps, key_tables=tables))
+irpe.rpe_attention(q, q, q, maps, key_tables=tables)
+"""
+
+
+def test_a_wheel_with_kernels_is_for_linux_and_uses_them(wheel, core, tmp_path):
+    if build.why_not() is not None:
+        pytest.skip(f"native: {build.why_not()}")
+    assert wheel.name.endswith("-py3-none-manylinux_2_17_x86_64.whl")
+    said = run(core, "-c", EXPLAIN, cwd=tmp_path)
+    if torch.backends.cpu.get_cpu_capability() in build.WIDTHS:
+        assert said.startswith("native: ")
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_without_a_compiler_the_installation_is_pure_and_works(kind, core, tmp_path, monkeypatch):
+    """The compiler is hidden from PATH; the editable installation is that of a copy."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CXX", raising=False)
+    copy = tmp_path / "copy"
+    for name in ("src", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
+        source = ROOT / name
+        ignored = shutil.ignore_patterns("*.so", "__pycache__")
+        _ = source.is_dir() and shutil.copytree(source, copy / name, ignore=ignored)
+        _ = source.is_dir() or shutil.copy(source, copy / name)
+    if kind == "wheel":
+        builder = (sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(copy))
+        run(*builder, cwd=tmp_path)
+        (found,) = tmp_path.glob("irpe-*.whl")
+        assert found.name.endswith("-py3-none-any.whl")
+        wanted = [str(found)]
+    else:
+        wanted = ["-e", str(copy)]
+    alone = ["--force-reinstall", "--no-deps"]  # beside what `core` has
+    python = make_environment(tmp_path / "venv", *alone, *wanted, base=core)
+    said = run(python, "-c", EXPLAIN, cwd=tmp_path)
+    assert said.startswith("fast: ")
+    assert "not native: this installation has no compiled library" in said
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

@@ -2,13 +2,24 @@
 
 from contextlib import closing
 
-from hostile import commands, damages, disks, interruption, mounts, operators, runs, transforms
+from hostile import (
+    commands,
+    damages,
+    disks,
+    interruption,
+    mounts,
+    native,
+    operators,
+    runs,
+    transforms,
+)
 from hostile.cases import Count, run
 
 QUICK, WHOLE = "quick", "whole"
 # By area: what it is, and the size of the seeded part and of the whole.
 AREAS = {
     "operators": ("bucket maps and attention, every implementation, against NumPy", 60, 4000),
+    "native": ("calls of any sizes of the compiled kernels, against the reference", 60, 20_000),
     "files": ("damaged copies of 16 file formats, each a flipped bit or a cut", 20, 1000),
     "commands": ("the command line with bad arguments, a process each", 12, 400),
     "disks": ("commands that write to a full and to a read-only file system", 1, 11),
@@ -42,7 +53,9 @@ def run_area(name, size, folder):
         return run(runs.cases(0, count, folder))
     if name == "interruption":
         return run(interruption.cases(0, count, folder))
-    return run({"operators": operators, "transforms": transforms}[name].cases(0, count))
+    return run(
+        {"native": native, "operators": operators, "transforms": transforms}[name].cases(0, count)
+    )
 
 
 def run_disks(count, folder, kinds):

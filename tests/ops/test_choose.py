@@ -58,7 +58,7 @@ def test_the_explanation_has_a_reason_for_each_implementation():
 
 def test_modules_take_an_implementation_and_say_what_they_take(monkeypatch):
     encoding = RelativePositionEncoding("product-contextual-k", 2, 4, 1, impl="plain")
-    q = torch.randn(1, 2, 57, 4)
+    q = torch.randn(1, 2, 57, 4, dtype=torch.float64)
     assert encoding.explain(q, q, q, grid=(7, 8)).name == "fast"  # what "auto" would take
     called = []
     monkeypatch.setattr(IMPLEMENTATIONS["plain"], "attention", lambda call: called.append(call))
@@ -125,7 +125,7 @@ def test_the_cpu_never_takes_the_kernels(monkeypatch):
     monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
     monkeypatch.setattr(triton, "_what_is_missing", lambda *_: None)
     case = Case(RPESpec(targets="k", index=Clip(1)), (7, 8), dtype=torch.float32)
-    assert explained(case).name == "fast"
+    assert explained(case).name in ("native", "fast")
 
 
 @pytest.mark.parametrize("name", CPU_IMPLEMENTATIONS)

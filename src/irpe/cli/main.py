@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 something that the user can mend (`irpe.cli.errors` decide
 
 import importlib
 import os
+import runpy
 import signal
 import sys
 import threading
@@ -14,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from irpe.cli.errors import is_of_user, message_of
@@ -81,7 +83,8 @@ def _call(words: Sequence[str]) -> None:
     if words[:1] == ["--version"]:
         import irpe
 
-        print(f"irpe {irpe.__version__}")
+        build = runpy.run_path(str(Path(irpe.__file__).parent / "ops/impl/native/build.py"))
+        print(f"irpe {irpe.__version__}, {build['installed']()}")
         return
     rest = words[1:] if words[:1] == ["show"] else words
     if not rest or rest[0] in ("-h", "--help"):

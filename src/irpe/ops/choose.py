@@ -8,7 +8,7 @@ from irpe.core.choices import check_choice
 from irpe.errors import UserError
 from irpe.ops.call import AttentionCall
 from irpe.ops.differentiable import is_transformed
-from irpe.ops.impl import fast, plain, reference, triton
+from irpe.ops.impl import fast, native, plain, reference, triton
 from irpe.ops.shapes import Tokens
 
 # Whether a GPU has passed the cases of tests/ops/test_triton.py. `python -m benchmarks.gpu` runs
@@ -35,12 +35,14 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": reference,
     "plain": plain,
     "fast": fast,
+    "native": native,
     "triton": triton,
 }
 _REMARKS = {
     "reference": "it is the specification: one vector for each pair, n^2 d time and memory",
     "plain": "its gradients are PyTorch's own, which keep several elements for each pair",
     "fast": "it takes every call, in slices that suit the device",
+    "native": "it is compiled, and its products, softmax and sums go block by block of the cache",
     "triton": "its kernels have not run on a GPU yet; ask for it by name",
 }
 
@@ -66,7 +68,7 @@ class Explanation(NamedTuple):
 def choose(call: AttentionCall) -> tuple[str, str]:
     """Returns the name of the implementation that "auto" stands for, and why it is taken.
 
-    This is a function of the call and of the transforms in force, and of nothing else.
+    This is a function of the call, of the transforms in force, and of what is installed.
     """
     if torch.compiler.is_exporting():
         return "plain", "an exporter gets operators that it knows"
@@ -78,6 +80,8 @@ def choose(call: AttentionCall) -> tuple[str, str]:
     fused = _why_triton(call) if TRITON_IS_PROVEN else None
     if fused is not None:
         return "triton", fused
+    if native.supports(call) is None:
+        return "native", _REMARKS["native"]
     return "fast", _REMARKS["fast"]
 
 

@@ -17,6 +17,8 @@ def register_flop_formulas() -> None:
     """Tells the counter what the library's own operators cost."""
     register_flop_formula(torch.ops.irpe.fast)(attention_flops)
     register_flop_formula(torch.ops.irpe.fast_backward)(attention_backward_flops)
+    register_flop_formula(torch.ops.irpe.native)(native_flops)
+    register_flop_formula(torch.ops.irpe.native_backward)(native_backward_flops)
     register_flop_formula(torch.ops.irpe.triton)(triton_flops)
     register_flop_formula(torch.ops.irpe.triton_backward)(triton_backward_flops)
     fused = "_scaled_dot_product_flash_attention"
@@ -44,6 +46,23 @@ def attention_backward_flops(
     if not kept:
         flops += _pair_product(q, k) + scores
     return flops
+
+
+def native_flops(q: Shape, k: Shape, v: Shape, *others: Any, **_: Any) -> int:
+    """Returns the operations of the compiled forward pass."""
+    query, key, value = others[3:6]
+    tables = _row_products(k, query) + _row_products(q, (*key, *value))
+    return _pair_product(q, k) + _pair_product(q, v) + tables
+
+
+def native_backward_flops(
+    grad: Shape, kept: Sequence[Shape], mask_needs_grad: bool, *call: Any, **_: Any
+) -> int:
+    """Returns the operations of the compiled backward pass, which makes the scores again."""
+    q, k = call[:2]
+    query, key, value = call[6:9]
+    tables = 3 * (_row_products(k, query) + _row_products(q, key)) + 2 * _row_products(q, value)
+    return 5 * _pair_product(q, k) + tables
 
 
 def triton_flops(q: Shape, k: Shape, v: Shape, *others: Any, **_: Any) -> int:

@@ -1,0 +1,432 @@
+// Attention with encodings, forward and backward, in float32: Eq. 13-17.
+//
+// Table rows are additional keys: z = R^K q has an element for each row in use, a plan spreads z
+// over the pairs as their initial scores, and K q is added. On the side of the values a plan sums
+// the weights by row. Only the normalizers of each query are kept for the backward pass, which
+// makes the weights again. Softmax and sums go block by block of keys.
+//
+// The work is divided into items, a block of queries of one head of one image. A worker has a range
+// of items, in order, and sums of its own, which are added up in the order of the workers.
+
+#include "call.h"
+#include "plan.h"
+#include "product.h"
+#include "tile.h"
+
+namespace {
+
+// Some tokens: the first, and how many.
+struct Range {
+  long first, count;
+  long vectors() const { return divide_up(count, WIDTH); }
+};
+
+// The gradients of a head by key: [key][dim].
+struct KeyGradients {
+  float *k, *v, *table_k;
+};
+
+// A worker's part of a call, its memory, and the head it is at.
+class Worker {
+ public:
+  Worker(const Call& call, long number, float* memory, bool backward);
+  void run(bool backward);
+  void add_gradients(bool is_first);
+  float* end;  // of its memory
+
+ private:
+  void forward_item(Range queries);
+  void backward_item(Range queries, bool adds);
+  void begin_head(long item);
+  void end_head();
+  void begin_queries(Range queries);
+  void begin_gradients(Range queries);
+  void add_keys(const KeyGradients& sums, bool adds) const;
+  void make_scores(Range queries, long block, Range keys);
+
+  Rows at(const Tokens& x, long token) const {
+    return {x.data + image * x.batch + head * x.head + token * x.token, x.token};
+  }
+  // Rows of lanes, and rows of a padded head.
+  static Rows lanes(float* data) { return {data, LANES}; }
+  Rows padded(float* data) const { return {data, dim}; }
+  void to_lanes(const Tokens& x, Range tokens, float factor, float* out) const {
+    transpose_rows(at(x, tokens.first), tokens.count, call.dim, factor, lanes(out), true);
+  }
+  void to_rows(const Tokens& x, Range tokens, float factor, float* out) const {
+    copy_rows(at(x, tokens.first), tokens.count, call.dim, factor, padded(out));
+  }
+  void from_lanes(float* in, Range tokens, float factor, const Tokens& x) const {
+    transpose_rows(lanes(in), call.dim, tokens.count, factor, at(x, tokens.first), false);
+  }
+  // A head's part of a table, or of the sums of its gradient, whose rows have `width` elements.
+  template <class T>
+  T* of_head(const Table& table, T* all, long width) const {
+    return table.data ? all + (table.heads > 1 ? head * rows * width : 0) : nullptr;
+  }
+  Range keys_of(long block) const {
+    return {block * key_size, smaller(key_size, call.keys - block * key_size)};
+  }
+  // Visits for each map, from its first row on, the streams of a block of keys with the queries as
+  // lanes: visit(stream, first row, vector).
+  template <class F>
+  void by_queries(Range queries, long block, F visit) const {
+    for (long m = 0, row = 0; m < call.num_maps; row += call.maps[m++].rows)
+      for (long v = 0; v < queries.vectors(); ++v)
+        visit(stream_of(call.maps[m].of_keys, (queries.first / WIDTH + v) * key_blocks + block),
+              row, v * WIDTH);
+  }
+  // The same for a block of queries with one vector of keys as lanes: visit(stream, first row).
+  template <class F>
+  void by_keys(Range queries, long key, F visit) const {
+    for (long m = 0, row = 0; m < call.num_maps; row += call.maps[m++].rows)
+      visit(stream_of(call.maps[m].of_queries,
+                      key / WIDTH * query_blocks + queries.first / query_size),
+            row);
+  }
+  void expand_rows(const float* source, Range queries, long block, float* out) const {
+    by_queries(queries, block, [&](const int32_t* stream, long row, long lane) {
+      expand(stream, source + row * LANES + lane, LANES, out + lane, LANES, row > 0);
+    });
+  }
+  void collect_rows(const float* in, Range queries, long block, float* sums) const {
+    by_queries(queries, block, [&](const int32_t* stream, long row, long lane) {
+      collect(stream, in + lane, LANES, sums + row * LANES + lane, LANES);
+    });
+  }
+
+  const Call& call;
+  long rows = 0;  // in use, of all maps
+  long dim, query_size, key_size, query_blocks, key_blocks, padded_keys;
+  long first_item, last_item;
+  bool has_scores;  // by row: key tables or scalars
+
+  // The head it is at: its tables and the sums of their gradients.
+  long image = 0, head = 0;
+  const float *query_table, *key_table, *value_table, *bias;
+  // Of a block of queries: [element or row][lane], [lane].
+  float *q_lanes, *table_lanes, *out_lanes, *grad_lanes;
+  float *scores, *score_sums, *value_scores, *weight_sums;
+  float *top, *sum, *rescale, *mean;
+  float *tile, *gradient;  // [key of a block][lane]
+  float* squares;          // [query of a block][lane of keys]
+  // [query of a block][dim], [key][dim], [row][dim], with dim as long as whole vectors.
+  float *q_rows, *table_q_rows, *grad_rows, *k_rows, *query_rows;
+  float *key_scores, *key_sums;              // [row][key]
+  KeyGradients own, begun, *of_keys = &own;  // begun: of a head that the worker before began
+  float *sum_query, *sum_key, *sum_value, *sum_bias;  // [head of the table][row][dim]
+};
+
+Worker::Worker(const Call& c, long number, float* memory, bool backward) : call(c) {
+  for (long m = 0; m < c.num_maps; ++m) rows += c.maps[m].rows;
+  dim = round_up(c.dim), padded_keys = round_up(c.keys);
+  query_size = query_block(c.queries), query_blocks = divide_up(c.queries, query_size);
+  key_size = key_block(c.keys), key_blocks = divide_up(c.keys, key_size);
+  long items = c.batch * c.heads * query_blocks;
+  first_item = number * items / c.threads, last_item = (number + 1) * items / c.threads;
+  has_scores = c.key.data || c.bias.data;
+  bool has_keys = c.query.data;
+
+  auto take = [&](long count, bool is_used = true) {
+    float* taken = memory;
+    memory += is_used ? divide_up(count, 16) * 16 : 0;  // whole cache lines
+    return taken;
+  };
+  auto sums_of = [&](const Table& table, long width) {
+    return take(table.heads * rows * width, backward && table.data);
+  };
+  q_lanes = take(dim * LANES), table_lanes = take(dim * LANES, c.table_q.data);
+  out_lanes = take(dim * LANES), grad_lanes = take(dim * LANES, backward);
+  scores = take(rows * LANES, has_scores), score_sums = take(rows * LANES, has_scores && backward);
+  value_scores = take(rows * LANES, c.value.data && backward);
+  weight_sums = take(rows * LANES, c.value.data);
+  top = take(LANES), sum = take(LANES), rescale = take(LANES), mean = take(LANES);
+  tile = take(key_size * LANES), gradient = take(key_size * LANES, backward);
+  squares = take(LANES * WIDTH, has_keys);
+  q_rows = take(LANES * dim, backward), grad_rows = take(LANES * dim, backward);
+  table_q_rows = take(LANES * dim, backward && c.table_q.data);
+  k_rows = take(c.keys * dim, has_keys && backward);
+  query_rows = take(rows * dim, has_keys && backward);
+  key_scores = take(rows * padded_keys, has_keys);
+  key_sums = take(rows * padded_keys, has_keys && backward);
+  auto gradients = [&](bool is_used) -> KeyGradients {
+    return {take(c.keys * dim, is_used), take(c.keys * dim, is_used),
+            take(c.keys * dim, is_used && c.table_k.data)};
+  };
+  own = gradients(backward), begun = gradients(backward && c.threads > 1);
+  sum_query = sums_of(c.query, dim), sum_key = sums_of(c.key, dim);
+  sum_value = sums_of(c.value, dim), sum_bias = sums_of(c.bias, 1);
+  end = memory;
+}
+
+// Goes to the head of an item; its keys meet the query tables once: scale * R^Q k, by lanes of
+// keys.
+void Worker::begin_head(long item) {
+  const Call& c = call;
+  image = item / query_blocks / c.heads, head = item / query_blocks % c.heads;
+  query_table = of_head(c.query, c.query.data, c.dim),
+  key_table = of_head(c.key, c.key.data, c.dim);
+  value_table = of_head(c.value, c.value.data, c.dim), bias = of_head(c.bias, c.bias.data, 1);
+  for (long j = 0; query_table && j < c.keys; j += LANES) {
+    long count = smaller(LANES, c.keys - j);
+    to_lanes(c.table_k.data ? c.table_k : c.k, {j, count}, c.scale, out_lanes);
+    multiply(rows, divide_up(count, WIDTH), c.dim, {query_table, c.dim, 1}, lanes(out_lanes),
+             {key_scores + j, padded_keys}, false);
+  }
+}
+
+// Brings a block of queries into lanes, where they meet the key tables: scale * (R^K q + bias).
+void Worker::begin_queries(Range queries) {
+  const Call& c = call;
+  to_lanes(c.q, queries, c.scale, q_lanes);
+  if (c.table_q.data) to_lanes(c.table_q, queries, c.scale, table_lanes);
+  for (long r = 0; bias && r < rows; ++r)
+    for (long lane = 0; lane < queries.count; lane += WIDTH)
+      store(scores + r * LANES + lane, broadcast(static_cast<float>(bias[r] * c.scale)));
+  if (key_table)
+    multiply(rows, queries.vectors(), c.dim, {key_table, c.dim, 1},
+             lanes(c.table_q.data ? table_lanes : q_lanes), lanes(scores), bias);
+}
+
+// Makes the scores of a block of queries and a block of keys, scaled and masked.
+void Worker::make_scores(Range queries, long block, Range keys) {
+  long vectors = queries.vectors();
+  if (has_scores) expand_rows(scores, queries, block, tile);
+  else if (query_table) memset(tile, 0, keys.count * LANES * sizeof(float));
+  for (long j = 0; query_table && j < keys.count; j += WIDTH) {
+    by_keys(queries, keys.first + j, [&](const int32_t* stream, long row) {
+      const float* source = key_scores + row * padded_keys + keys.first + j;
+      expand(stream, source, padded_keys, squares, WIDTH, row > 0);
+    });
+    long count = smaller(WIDTH, keys.count - j);
+    transpose_rows({squares, WIDTH}, queries.count, count, 1, lanes(tile + j * LANES), true, true);
+  }
+  multiply(keys.count, vectors, call.dim, at(call.k, keys.first), lanes(q_lanes), lanes(tile),
+           has_scores || query_table);
+  const Mask& mask = call.mask;
+  if (mask.data == nullptr) return;
+  long offset = image * mask.batch + head * mask.head;
+  offset += queries.first * mask.query + keys.first * mask.key;
+  apply_mask(mask, offset, queries.count, keys.count, tile);
+}
+
+void Worker::forward_item(Range queries) {
+  const Call& c = call;
+  long vectors = queries.vectors(), count = queries.count;
+  begin_queries(queries);
+  if (value_table) memset(weight_sums, 0, rows * LANES * sizeof(float));
+  for (long block = 0; block < key_blocks; ++block) {
+    Range keys = keys_of(block);
+    make_scores(queries, block, keys);
+    exponentiate(tile, keys.count, vectors, block == 0, top, sum, rescale);
+    if (block > 0) scale_lanes(out_lanes, c.dim, vectors, rescale);
+    if (block > 0 && value_table) scale_lanes(weight_sums, rows, vectors, rescale);
+    multiply(c.dim, vectors, keys.count, transposed(at(c.v, keys.first)), lanes(tile),
+             lanes(out_lanes), block > 0);
+    if (value_table) collect_rows(tile, queries, block, weight_sums);
+  }
+  if (value_table)
+    multiply(c.dim, vectors, rows, {value_table, 1, c.dim}, lanes(weight_sums), lanes(out_lanes),
+             true);
+  const Vector zero = broadcast(0.0f), lowest = broadcast(-__builtin_inff());
+  for (long lane = 0; lane < count; lane += WIDTH) {  // weights of 0 where all keys are masked
+    Vector most = load(top + lane), total = load(sum + lane),
+           not_any = select_less(most, zero, zero, most);
+    store(top + lane, select_less(lowest, most, most, zero));
+    store(sum + lane, select_less(lowest, most, broadcast(1.0f) / total, not_any));
+  }
+  scale_lanes(out_lanes, c.dim, vectors, sum);
+  from_lanes(out_lanes, queries, 1, c.out);
+  float* kept = c.normalizers + (image * c.heads + head) * c.queries + queries.first;
+  memcpy(kept, top, count * sizeof(float));
+  memcpy(kept + c.batch * c.heads * c.queries, sum, count * sizeof(float));
+}
+
+// Reads what is known of a block of queries: their gradients, normalizers, and the weighted mean of
+// the gradients of their weights, which is out . grad.
+void Worker::begin_gradients(Range queries) {
+  const Call& c = call;
+  long count = queries.count;
+  to_lanes(c.out, queries, 1, out_lanes);
+  to_lanes(c.grad_out, queries, 1, grad_lanes);
+  to_rows(c.grad_out, queries, 1, grad_rows);
+  to_rows(c.q, queries, c.scale, q_rows);
+  if (c.table_q.data) to_rows(c.table_q, queries, c.scale, table_q_rows);
+  const float* kept = c.normalizers + (image * c.heads + head) * c.queries + queries.first;
+  memcpy(top, kept, count * sizeof(float));
+  memcpy(sum, kept + c.batch * c.heads * c.queries, count * sizeof(float));
+  for (long lane = 0; lane < count; lane += WIDTH) {
+    Vector total = broadcast(0.0f);
+    for (long e = 0; e < c.dim; ++e)
+      total += load(out_lanes + e * LANES + lane) * load(grad_lanes + e * LANES + lane);
+    store(mean + lane, total);
+  }
+  if (has_scores) memset(score_sums, 0, rows * LANES * sizeof(float));
+  if (!value_table) return;
+  memset(weight_sums, 0, rows * LANES * sizeof(float));
+  multiply(rows, queries.vectors(), c.dim, {value_table, c.dim, 1}, lanes(grad_lanes),
+           lanes(value_scores), false);
+}
+
+void Worker::backward_item(Range queries, bool adds) {
+  const Call& c = call;
+  long vectors = queries.vectors(), count = queries.count, dim_vectors = dim / WIDTH;
+  begin_queries(queries);
+  begin_gradients(queries);
+  for (long block = 0; block < key_blocks; ++block) {
+    Range keys = keys_of(block);
+    make_scores(queries, block, keys);
+    weigh(tile, keys.count, vectors, top, sum);
+    multiply(keys.count, dim_vectors, count, lanes(tile), padded(grad_rows),
+             padded(of_keys->v + keys.first * dim), adds);
+    if (value_table) {
+      collect_rows(tile, queries, block, weight_sums);
+      expand_rows(value_scores, queries, block, gradient);
+    }
+    multiply(keys.count, vectors, c.dim, at(c.v, keys.first), lanes(grad_lanes), lanes(gradient),
+             value_table);
+    differentiate_softmax(tile, keys.count, vectors, mean, gradient);
+    multiply(keys.count, dim_vectors, count, lanes(gradient), padded(q_rows),
+             padded(of_keys->k + keys.first * dim), adds);
+    multiply(c.dim, vectors, keys.count, transposed(at(c.k, keys.first)), lanes(gradient),
+             lanes(out_lanes), block > 0);
+    if (has_scores) collect_rows(gradient, queries, block, score_sums);
+    for (long j = 0; query_table && j < keys.count; j += WIDTH) {
+      long height = smaller(WIDTH, keys.count - j);
+      transpose_rows(lanes(gradient + j * LANES), height, count, 1, {squares, WIDTH}, true);
+      by_keys(queries, keys.first + j, [&](const int32_t* stream, long row) {
+        collect(stream, squares, WIDTH, key_sums + row * padded_keys + keys.first + j, padded_keys);
+      });
+    }
+  }
+  if (value_table)
+    multiply(rows, dim_vectors, count, lanes(weight_sums), padded(grad_rows),
+             padded(of_head(c.value, sum_value, dim)), true);
+  if (key_table) {
+    bool is_rotated = c.table_q.data;
+    multiply(rows, dim_vectors, count, lanes(score_sums),
+             padded(is_rotated ? table_q_rows : q_rows), padded(of_head(c.key, sum_key, dim)),
+             true);
+    multiply(c.dim, vectors, rows, {key_table, 1, c.dim}, lanes(score_sums),
+             lanes(is_rotated ? table_lanes : out_lanes), !is_rotated);
+    if (is_rotated) from_lanes(table_lanes, queries, c.scale, c.grad_table_q);
+  }
+  float* bias_sums = of_head(c.bias, sum_bias, 1);
+  for (long r = 0; bias && r < rows; ++r)
+    for (long i = 0; i < count; ++i) bias_sums[r] += score_sums[r * LANES + i];
+  from_lanes(out_lanes, queries, c.scale, c.grad_q);
+}
+
+// What all blocks of queries gave to the keys, and through the query tables to them and the tables.
+void Worker::end_head() {
+  const Call& c = call;
+  bool is_rotated = c.table_k.data;
+  if (query_table) {
+    copy_rows({const_cast<float*>(query_table), c.dim}, rows, c.dim, c.scale, padded(query_rows));
+    to_rows(is_rotated ? c.table_k : c.k, {0, c.keys}, c.scale, k_rows);
+    multiply(rows, dim / WIDTH, c.keys, {key_sums, padded_keys, 1}, padded(k_rows),
+             padded(of_head(c.query, sum_query, dim)), true);
+    multiply(c.keys, dim / WIDTH, rows, {key_sums, 1, padded_keys}, padded(query_rows),
+             padded(is_rotated ? of_keys->table_k : of_keys->k), !is_rotated);
+  }
+  if (of_keys == &own) add_keys(own, false);  // otherwise the others do it in the end
+}
+
+// Writes the gradients of a head's keys, or adds them to what is there.
+void Worker::add_keys(const KeyGradients& sums, bool adds) const {
+  auto add = [&](const Tokens& x, float* data) {
+    if (x.data) copy_rows(padded(data), call.keys, call.dim, 1, at(x, 0), adds);
+  };
+  add(call.grad_k, sums.k), add(call.grad_v, sums.v), add(call.grad_table_k, sums.table_k);
+}
+
+// Adds what a worker has to the gradients of the tables, and to those of the head it found begun.
+void Worker::add_gradients(bool is_first) {
+  auto add = [&](const Table& table, float* sums, long width, long stride, float factor) {
+    if (table.data)
+      copy_rows({sums, stride}, table.heads * rows, width, factor, {table.gradient, width},
+                !is_first);
+  };
+  add(call.query, sum_query, call.dim, dim, 1), add(call.key, sum_key, call.dim, dim, 1);
+  add(call.value, sum_value, call.dim, dim, 1), add(call.bias, sum_bias, 1, 1, call.scale);
+  if (first_item == last_item || first_item % query_blocks == 0) return;
+  image = first_item / query_blocks / call.heads, head = first_item / query_blocks % call.heads;
+  add_keys(begun, true);
+}
+
+void Worker::run(bool backward) {
+  if (backward) {
+    memset(q_rows, 0, (key_scores - q_rows) * sizeof(float));  // what lies between rows stays 0
+    memset(sum_query, 0, (end - sum_query) * sizeof(float));   // the sums of all tables
+  }
+  for (long item = first_item; item < last_item; ++item) {
+    bool is_first = item == first_item || item % query_blocks == 0;
+    if (is_first) {
+      begin_head(item);
+      of_keys = item % query_blocks ? &begun : &own;
+      if (backward && query_table) memset(key_sums, 0, rows * padded_keys * sizeof(float));
+    }
+    long first = item % query_blocks * query_size;
+    Range queries = {first, smaller(query_size, call.queries - first)};
+    backward ? backward_item(queries, !is_first) : forward_item(queries);
+    if (backward && (item + 1 == last_item || (item + 1) % query_blocks == 0)) end_head();
+  }
+}
+
+// A pass over a call, with the memory of all its workers.
+struct Pass {
+  const Call& call;
+  bool backward;
+  float* memory;
+  long size;  // of one worker's
+
+  Worker worker(long number) const { return {call, number, memory + number * size, backward}; }
+
+  static void work(int64_t begin, int64_t end, void* context) {
+    const Pass& pass = *static_cast<const Pass*>(context);
+    for (; begin < end; ++begin) pass.worker(begin).run(pass.backward);
+  }
+};
+
+Status run(const Call& call, bool backward) {
+  alignas(64) static float nowhere[1];
+  long size = Worker(call, 0, nowhere, backward).end - nowhere;
+  void* memory = aligned_alloc(64, call.threads * size * sizeof(float));
+  if (memory == nullptr) return NO_MEMORY;
+  Pass pass{call, backward, static_cast<float*>(memory), size};
+  Status status = DONE;
+  if (call.threads == 1) Pass::work(0, 1, &pass);
+  else if (call.parallel_for(0, call.threads, 1, Pass::work, &pass)) status = NO_THREADS;
+  for (long number = 0; backward && status == DONE && number < call.threads; ++number)
+    pass.worker(number).add_gradients(number == 0);
+  free(memory);
+  return status;
+}
+
+}  // namespace
+
+#define IRPE_EXPORT extern "C" __attribute__((visibility("default")))
+
+IRPE_EXPORT int32_t irpe_forward(const Call* call) { return run(*call, false); }
+IRPE_EXPORT int32_t irpe_backward(const Call* call) { return run(*call, true); }
+
+// Returns the plan of a map and its size, or null and a negative status. With `of_queries` the
+// lanes are keys and the rows are queries.
+IRPE_EXPORT int32_t* irpe_make_plan(const void* ids, int64_t item_size, int64_t queries,
+                                    int64_t keys, int64_t query_stride, int64_t key_stride,
+                                    int64_t buckets, int32_t of_queries, int64_t* size) {
+  Growing out;
+  Ids by_key = {static_cast<const char*>(ids), item_size, key_stride, query_stride};
+  Ids by_query = {by_key.data, item_size, query_stride, key_stride};
+  Status status = of_queries
+                      ? make_plan(by_query, queries, query_block(queries), keys, buckets, &out)
+                      : make_plan(by_key, keys, key_block(keys), queries, buckets, &out);
+  *size = status == DONE ? out.size : -status;
+  if (status == DONE) return out.data;
+  free(out.data);
+  return nullptr;
+}
+
+IRPE_EXPORT void irpe_free(void* memory) { free(memory); }
+IRPE_EXPORT int64_t irpe_size_of_call() { return sizeof(Call); }
+IRPE_EXPORT const char* irpe_hash() { return IRPE_HASH; }

@@ -1,0 +1,176 @@
+// Plans: which rows of a block have the same table rows in all lanes of a vector.
+//
+// A tile holds a vector of lanes (queries) for each of its rows (keys). Over a grid the buckets of
+// most keys repeat, so the rows of a block fall into clusters with equal buckets in every lane, and
+// a cluster has few different buckets. What is looked up for a tile is then made once per cluster,
+// by a few selections, and what is summed is first added up over a cluster.
+//
+// A plan is one array: the offsets of its streams (64 bits each), then the streams. A stream is
+//   number of clusters, and for each: number of parts, number of rows, parts (bucket, lanes), rows
+// where the bits of `lanes` name the lanes of a bucket.
+#pragma once
+
+#include <cstdlib>
+#include <cstring>
+
+#include "call.h"
+#include "vector.h"
+
+constexpr long LANES = 64;        // most queries in a block: the length of a row of a tile
+constexpr long BLOCK_KEYS = 512;  // most keys in a block
+
+IRPE_INLINE long divide_up(long a, long b) { return (a + b - 1) / b; }
+IRPE_INLINE long smaller(long a, long b) { return a < b ? a : b; }
+IRPE_INLINE long round_up(long a) { return divide_up(a, WIDTH) * WIDTH; }
+
+// How many tokens a block has: whole vectors, blocks of one size as far as possible.
+static long block_size(long tokens, long most) {
+  long vectors = divide_up(tokens, WIDTH);
+  return divide_up(vectors, divide_up(vectors, most / WIDTH)) * WIDTH;
+}
+static long query_block(long queries) { return block_size(queries, LANES); }
+static long key_block(long keys) { return block_size(keys, BLOCK_KEYS); }
+
+IRPE_INLINE const int32_t* stream_of(const int32_t* plan, long index) {
+  return plan + reinterpret_cast<const int64_t*>(plan)[index];
+}
+
+// Writes to the rows of a block, or adds to them, what `source` holds for their buckets.
+static void expand(const int32_t* stream, const float* source, long source_stride, float* rows,
+                   long row_stride, bool adds) {
+  for (int clusters = *stream++; clusters > 0; --clusters) {
+    int num_parts = stream[0], num_rows = stream[1];
+    stream += 2;
+    Vector x = load(source + stream[0] * source_stride);
+    for (stream += 2; --num_parts > 0; stream += 2)
+      x = select(stream[1], load(source + stream[0] * source_stride), x);
+    for (; num_rows > 0; --num_rows) {
+      float* row = rows + *stream++ * row_stride;
+      store(row, adds ? load(row) + x : x);
+    }
+  }
+}
+
+// Adds the rows of a block to the sums of their buckets: the adjoint of `expand`.
+static void collect(const int32_t* stream, const float* rows, long row_stride, float* sums,
+                    long sum_stride) {
+  for (int clusters = *stream++; clusters > 0; --clusters) {
+    int num_parts = stream[0], num_rows = stream[1];
+    const int32_t* parts = stream + 2;
+    Vector x = broadcast(0.0f);
+    for (stream = parts + 2 * num_parts; num_rows > 0; --num_rows)
+      x += load(rows + *stream++ * row_stride);
+    for (; num_parts > 0; --num_parts, parts += 2) {
+      float* sum = sums + parts[0] * sum_stride;
+      store(sum, load(sum) + select(parts[1], x, broadcast(0.0f)));
+    }
+  }
+}
+
+// Compact ids of any integer type and layout, seen as (rows of blocks, lanes).
+struct Ids {
+  const char* data;
+  long item_size, row, lane;
+
+  int64_t at(long r, long l) const {
+    const char* p = data + (r * row + l * lane) * item_size;
+    switch (item_size) {
+      case 1:
+        return *reinterpret_cast<const uint8_t*>(p);
+      case 2:
+        return *reinterpret_cast<const int16_t*>(p);
+      case 4:
+        return *reinterpret_cast<const int32_t*>(p);
+      default:
+        return *reinterpret_cast<const int64_t*>(p);
+    }
+  }
+};
+
+// An array of 32-bit integers that grows.
+struct Growing {
+  int32_t* data = nullptr;
+  long size = 0, capacity = 0;
+
+  bool reserve(long more) {
+    if (size + more <= capacity) return true;
+    long wanted = 2 * capacity + more;
+    void* grown = realloc(data, wanted * sizeof(int32_t));
+    if (grown == nullptr) return false;
+    data = static_cast<int32_t*>(grown);
+    capacity = wanted;
+    return true;
+  }
+};
+
+// The clusters of a block of rows for one vector of lanes, found by a hash of their ids.
+struct Clusters {
+  static constexpr long SLOTS = 2 * BLOCK_KEYS;  // a power of two
+  int32_t first[SLOTS], cluster_of[BLOCK_KEYS], counts[BLOCK_KEYS], columns[BLOCK_KEYS][WIDTH];
+  long size;
+
+  // Finds them; lanes beyond the last are as the last.
+  Status find(const Ids& ids, long row, long rows, long lane, long lanes, long buckets) {
+    size = 0;
+    memset(first, -1, sizeof(first));
+    for (long r = 0; r < rows; ++r) {
+      int32_t* column = columns[size];
+      uint64_t hash = 0;
+      for (long l = 0; l < WIDTH; ++l) {
+        int64_t id = ids.at(row + r, lane + smaller(l, lanes - 1));
+        if (id < 0 || id >= buckets) return BAD_ID;
+        column[l] = static_cast<int32_t>(id);
+        hash = (hash ^ static_cast<uint64_t>(id)) * 0x9e3779b97f4a7c15u;
+      }
+      long slot = static_cast<long>(hash >> 32) % SLOTS;
+      while (first[slot] >= 0 && memcmp(columns[first[slot]], column, sizeof(columns[0])))
+        slot = (slot + 1) % SLOTS;
+      if (first[slot] < 0) {
+        counts[size] = 0;
+        first[slot] = static_cast<int32_t>(size++);
+      }
+      cluster_of[r] = first[slot];
+      ++counts[first[slot]];
+    }
+    return DONE;
+  }
+
+  // Appends their stream.
+  Status write(long rows, Growing* out) {
+    if (!out->reserve(1 + size * (2 + 2 * WIDTH) + rows)) return NO_MEMORY;
+    int32_t *stream = out->data + out->size, *p = stream;
+    *p++ = static_cast<int32_t>(size);
+    for (long c = 0; c < size; ++c) {
+      int32_t* head = p;
+      p += 2;
+      for (int seen = 0; seen != (1 << WIDTH) - 1; p += 2) {  // the bucket of the first lane left
+        p[0] = columns[c][__builtin_ctz(~seen)], p[1] = 0;
+        for (int l = 0; l < WIDTH; ++l) p[1] |= (columns[c][l] == p[0]) << l;
+        seen |= p[1];
+      }
+      head[0] = static_cast<int32_t>((p - head - 2) / 2), head[1] = counts[c];
+      counts[c] = static_cast<int32_t>(p - stream);  // from here on: where its next row goes
+      p += head[1];
+    }
+    for (long r = 0; r < rows; ++r) stream[counts[cluster_of[r]]++] = static_cast<int32_t>(r);
+    out->size = p - out->data;
+    return DONE;
+  }
+};
+
+// Makes the plan of ids: for each vector of lanes a stream for each block of rows.
+static Status make_plan(const Ids& ids, long rows, long block, long lanes, long buckets,
+                        Growing* out) {
+  long blocks = divide_up(rows, block), streams = blocks * divide_up(lanes, WIDTH);
+  if (!out->reserve(2 * streams)) return NO_MEMORY;
+  out->size = 2 * streams;
+  Clusters clusters;
+  Status status = DONE;
+  for (long s = 0; s < streams && status == DONE; ++s) {
+    long lane = s / blocks * WIDTH, row = s % blocks * block, count = smaller(rows - row, block);
+    reinterpret_cast<int64_t*>(out->data)[s] = out->size;
+    status = clusters.find(ids, row, count, lane, smaller(lanes - lane, WIDTH), buckets);
+    if (status == DONE) status = clusters.write(count, out);
+  }
+  return status;
+}
