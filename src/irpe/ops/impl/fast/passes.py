@@ -131,7 +131,7 @@ class _Scores:
 
     def __init__(self, call: AttentionCall) -> None:
         self.wide = accumulation_dtype(call.q.dtype)
-        # CUDA and ROCm devices multiply 16-bit matrices with float32 sums; others are given float32.
+        # CUDA and ROCm devices multiply 16-bit matrices with float32 sums.
         operand = call.q.dtype if call.q.device.type == "cuda" else self.wide
         self.call = call = call if call.q.dtype == operand else call.to(operand)
         self.key_terms: list[Term] = []
