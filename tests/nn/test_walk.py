@@ -1,4 +1,4 @@
-"""How many of the library's own functions a call runs: every one costs time, most of all on a GPU."""
+"""How many functions of the library a call runs: every one costs time, most of all on a GPU."""
 
 import sys
 from pathlib import Path
@@ -30,7 +30,8 @@ def walk(run):
 
 def test_an_attention_runs_few_functions():
     attention, x = irpe.RPEAttention(48, 2, "product-contextual-k", 1), torch.randn(2, 197, 48)
+    attention.rpe.impl = "fast"  # on every machine the same
     attention(x, (14, 14))  # imports and caches
     calls = walk(lambda: attention(x, (14, 14)))
-    assert 20 < len(calls) <= 50, calls
+    assert 20 < len(calls) <= 52, calls
     assert len({file for file, _ in calls}) <= 21, calls

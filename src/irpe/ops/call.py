@@ -53,6 +53,11 @@ class AttentionCall(NamedTuple):
     seed: Tensor | None
 
     @property
+    def needs_grad(self) -> bool:
+        """Whether a backward pass may follow."""
+        return needs_grad(self.leaves())
+
+    @property
     def num_pairs(self) -> int:
         """The number of attention weights: batch x heads x queries x keys."""
         batch, heads, queries, _ = self.q.shape
@@ -82,6 +87,13 @@ class AttentionCall(NamedTuple):
         return self.with_leaves(
             [x if x is None or x.dtype == torch.bool else x.to(dtype) for x in self.leaves()]
         )
+
+
+def needs_grad(leaves: Sequence[Tensor | None]) -> bool:
+    """Tells whether a backward pass may follow for some of these tensors."""
+    if not torch.is_grad_enabled():
+        return False
+    return any([x is not None and x.requires_grad for x in leaves])  # noqa: C419  quicker
 
 
 def head_slices(tables: Sequence[VectorTable], dim: int) -> list[slice]:

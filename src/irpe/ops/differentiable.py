@@ -13,7 +13,7 @@ from torch import Tensor
 
 from irpe.core.bucket_map import BucketMap, KeyAxis
 from irpe.core.constants import traced_as_constant
-from irpe.ops.call import AttentionCall
+from irpe.ops.call import AttentionCall, needs_grad
 from irpe.ops.precision import without_autocast
 from irpe.ops.shapes import Keys, Tokens
 
@@ -79,11 +79,11 @@ def differentiable(call: AttentionCall, passes: Passes, keeps: bool) -> Tokens:
         keeps: Whether the forward pass keeps what it can for the backward pass, if there is one.
     """
     leaves = call.leaves()
-    needs_grad = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in leaves)
+    has_gradient = needs_grad(leaves)
     if torch.compiler.is_compiling():
         operator = getattr(torch.ops.irpe, passes.name).default
-        return operator(*_flatten(call), keeps and needs_grad)[0]
-    if not needs_grad:
+        return operator(*_flatten(call), keeps and has_gradient)[0]
+    if not has_gradient:
         return passes.forward(call, False)[0]
     return _Attention.apply(passes, keeps, call, *leaves)
 
