@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 import irpe
 from benchmarks.timing import interleaved_medians, write_report
 from irpe.ops.choose import IMPLEMENTATIONS
+from irpe.ops.impl.native import library
 
 ENCODINGS = {
     "K": "product-contextual-k",
@@ -81,10 +82,11 @@ def measure(shape: tuple[int, int, int, int], rounds: int) -> dict:
 def candidates(shape: tuple[int, int, int, int], name: str) -> list[str]:
     """Returns the implementations to try: those that hold all pairs only where these are few."""
     is_small = shape[0] * shape[1] * shape[2] ** 2 <= MOST_WHOLE
+    left_out = ["reference", "triton", *(["native"] if library.why_unavailable() else [])]
     return [
         impl
         for impl in IMPLEMENTATIONS
-        if impl not in ("reference", "triton") and (is_small or impl == "fast")
+        if impl not in left_out and (is_small or impl in ("fast", "native"))
     ]
 
 

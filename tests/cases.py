@@ -8,8 +8,9 @@ import torch
 from irpe import RPESpec, bucket_maps, rpe_attention
 from irpe.ops.choose import IMPLEMENTATIONS
 
-# Those that take every dtype on the CPU; test_triton.py and native/ have the tests of the others.
-CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in ("native", "triton")]
+# Those that take every call on the CPU; test_folded, test_triton and native/ test the others.
+_OTHERS = ("folded", "native", "triton")
+CPU_IMPLEMENTATIONS = [name for name in IMPLEMENTATIONS if name not in _OTHERS]
 SPECS = [
     RPESpec(method, mode, targets, shared_heads=shared)
     for method in oracles.METHODS

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from irpe.nn.cross_attention import RPECrossAttention
     from irpe.nn.encoding import RelativePositionEncoding
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
+    from irpe.ops.choose import prepare
     from irpe.relative.make_relative import make_relative
     from irpe.relative.probe import position_probe
     from irpe.relative.recalibrate import recalibrate
@@ -60,6 +61,7 @@ __all__ = [
     "parameter_groups",
     "parse_encoding",
     "position_probe",
+    "prepare",
     "recalibrate",
     "register_host",
     "rpe_attention",
@@ -92,6 +94,7 @@ _SOURCES = {
     "irpe.nn.cross_attention": ("RPECrossAttention",),
     "irpe.nn.encoding": ("RelativePositionEncoding",),
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
+    "irpe.ops.choose": ("prepare",),
     "irpe.relative.make_relative": ("make_relative",),
     "irpe.relative.probe": ("position_probe",),
     "irpe.relative.recalibrate": ("recalibrate",),

@@ -1,5 +1,7 @@
 """Equipped models leave PyTorch's eager mode: ONNX Runtime, Inductor."""
 
+import functools
+
 import pytest
 import torch
 
@@ -68,3 +70,33 @@ def test_the_former_onnx_exporter_is_refused_with_the_remedy(tmp_path):
     model, x = small_model("product-contextual-qkv"), torch.randn(1, 3, 32, 48)
     with pytest.raises(RuntimeError, match=r"dynamo=False.*pass dynamo=True"):
         torch.onnx.export(model, (x,), tmp_path / "model.onnx", dynamo=False)
+
+
+def dynamic_model():
+    """A model for images of several sizes, and where their sides are dynamic."""
+    torch.manual_seed(0)
+    sizes = {"depth": 1, "embed_dim": 32, "num_heads": 2, "img_size": 32, "patch_size": 8}
+    model = timm.create_model("vit_tiny_patch16_224", dynamic_img_size=True, **sizes).eval()
+    rows, columns = (torch.export.Dim(name, min=2, max=9) for name in ("rows", "columns"))
+    return irpe.equip(model, "product-contextual-k"), ({2: 8 * rows, 3: 8 * columns},)
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporters warn of their own deprecations
+@pytest.mark.parametrize("exporter", ["torch.export", "torch.onnx"])
+def test_a_program_for_images_of_any_sides_is_refused_and_one_of_each_is_right(exporter, tmp_path):
+    model, dynamic = dynamic_model()
+    landscape = torch.randn(1, 3, 32, 48)
+    if exporter == "torch.export":
+        export = torch.export.export
+    else:
+        pytest.importorskip("onnxscript", reason="needs the extra 'export'")
+        export = functools.partial(torch.onnx.export, f=tmp_path / "model.onnx", dynamo=True)
+    with pytest.raises(Exception, match="export one program for each size"):  # of the exporters
+        export(model, (landscape,), dynamic_shapes=dynamic)
+    for images in (landscape, landscape.mT.contiguous()):
+        program = torch.export.export(model, (images,)).module()
+        torch.testing.assert_close(program(images), model(images))
+    compiled = torch.compile(model, dynamic=True, backend="eager")  # one program for each grid
+    for images in (landscape, landscape.mT.contiguous()):
+        torch.testing.assert_close(compiled(images), model(images))
+    torch._dynamo.reset()

@@ -20,6 +20,8 @@ from torch import nn
 
 import irpe
 
+pytestmark = pytest.mark.filterwarnings("ignore:parameter_groups without lr")
+
 ON_ATTENTIONS = ["shaw", "huang", "sasa", "transformer-xl", "axial-deeplab"]
 KEEPING = [*ON_ATTENTIONS, "decomposed", "bias-table", "log-cpb"]
 CHANGING = ["rope-axial", "rope-mixed", "alibi-2d", "rope-axial+product-contextual-k"]

@@ -13,6 +13,8 @@ from torch import nn
 import irpe
 from irpe.core.rates import TABLE_LR
 
+pytestmark = pytest.mark.filterwarnings("ignore:parameter_groups without lr")
+
 SPEC = "product-contextual-qkv"
 MODELS = {
     "vit": lambda: irpe.equip(make_vit(), "cross-bias-k+unshared"),
@@ -318,3 +320,9 @@ def test_wrappers_that_forward_attributes_can_be_equipped(wrap):
     assert wrapper.no_weight_decay() == make_vit().no_weight_decay() | tables
     assert not tables & set(decayed_names(wrapper))
     assert not [name for name in decayed_names(wrapper) if name.endswith("pos_embed")]
+
+
+def test_tables_without_a_rate_are_named_in_a_warning():
+    with pytest.warns(UserWarning, match="pass lr="):
+        irpe.parameter_groups(irpe.equip(make_vit(), "product-contextual-k"), 0.05)
+    irpe.parameter_groups(make_vit(), 0.05)  # a plain model has no tables

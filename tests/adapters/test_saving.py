@@ -865,3 +865,14 @@ def test_files_without_a_checksum_are_read_with_a_warning(saved):
     (path / "irpe.json").write_text(json.dumps(description))
     with pytest.warns(UserWarning, match=r"irpe\.json has no checksum"):
         assert_equal(irpe.load_equipped(path), model, images())
+
+
+def test_an_absurd_number_of_prefix_tokens_is_refused(tmp_path):
+    irpe.save_equipped(irpe.equip(make_vit(), "product-contextual-k"), tmp_path)
+    file = tmp_path / "irpe.json"
+    description = json.loads(file.read_text())
+    description["equipment"][0]["num_prefix_tokens"] = 10**30
+    del description["sha256"]
+    file.write_text(json.dumps(description))
+    with pytest.raises(irpe.UserError, match="num_prefix_tokens 1000"):
+        irpe.load_equipped(tmp_path)

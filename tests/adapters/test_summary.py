@@ -5,6 +5,7 @@ import functools
 import oracles
 import pytest
 from adapters.small_models import images, make_vit
+from torch import nn
 
 import irpe
 
@@ -55,3 +56,11 @@ def test_summary_as_text():
 def test_a_plain_model_has_no_summary():
     with pytest.raises(ValueError, match=r"call irpe\.equip"):
         irpe.summary(make_vit())
+
+
+def test_encodings_that_were_made_by_hand():
+    attention = irpe.RPEAttention(32, 2, "product-contextual-k")
+    (found,) = irpe.summary(nn.Sequential(attention)).attentions
+    assert (found.name, found.grid, found.num_used_buckets) == ("0", None, None)
+    assert found.num_parameters == attention.rpe.key_tables[0].numel()
+    assert " ? " in str(irpe.summary(attention))

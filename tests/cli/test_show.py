@@ -22,6 +22,8 @@ METRICS = (
     "epoch,lr,train_loss,val_loss,top1,top5,seconds\n1,0.1,2,1.5,40,80,10\n2,0.1,1,1,60,90,10\n"
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:parameter_groups without lr")
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):

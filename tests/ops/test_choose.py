@@ -17,6 +17,9 @@ from irpe.ops import choose
 from irpe.ops.checks import check_call
 from irpe.ops.choose import IMPLEMENTATIONS
 from irpe.ops.impl import triton
+from irpe.ops.proof.decide import Candidate, Prover
+from irpe.ops.proof.signature import signature_of
+from irpe.ops.proof.verdicts import Record, Verdict, VerdictFile
 
 
 def explained(case, **arguments):
@@ -85,44 +88,28 @@ def fake_cuda_call(mode, shape, dtype, dropout_p=0.0):
     return check_call(q, k, v, maps, key_tables=tables, dropout_p=dropout_p)
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype", "proven"),
-    [
-        ((64, 6, 197, 64), torch.float16, "triton"),
-        ((64, 6, 197, 128), torch.bfloat16, "triton"),
-        ((64, 6, 197, 64), torch.float32, "fast"),
-        ((2, 6, 4096, 64), torch.float16, "triton"),
-        ((2, 6, 4096, 64), torch.float32, "triton"),
-        ((2, 6, 4096, 192), torch.float16, "fast"),
-        ((2, 6, 4096, 64), torch.float64, "fast"),
-    ],
-)
-def test_gpus_take_the_kernels_once_they_are_proven(shape, dtype, proven, monkeypatch):
-    monkeypatch.setattr(triton, "_what_is_missing", lambda device, _: device != "cuda" or None)
+@pytest.mark.parametrize("has_verdict", [False, True])
+def test_gpus_take_what_is_proved_there(has_verdict, monkeypatch, tmp_path):
+    """Nothing can run on tensors without values: what is known is used, else fast."""
+    monkeypatch.setenv("IRPE_CACHE", str(tmp_path))
+    prover = Prover([Candidate("Right", "planted:Right")], Candidate("fast", "irpe.ops.impl.fast"))
     with FakeTensorMode() as mode:
-        call = fake_cuda_call(mode, shape, dtype)
-        assert choose.choose(call)[0] == "fast"
-        monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
-        assert choose.choose(call)[0] == proven
-        dropped = fake_cuda_call(mode, shape, dtype, dropout_p=0.1)
-        assert choose.choose(dropped)[0] == proven
+        call = fake_cuda_call(mode, (64, 6, 197, 64), torch.float16)
+        if has_verdict:
+            record = Record({"Right": Verdict("", 0.7, "output", "2026-01-01 12:00")})
+            VerdictFile(tmp_path).add({str(signature_of(call)): record})
+        name, _ = choose.choose(call, prover)
+        found = choose.explain_choice(call, prover)
+    assert name == found.name == ("Right" if has_verdict else "fast")
+    if has_verdict:
+        assert "proved on cuda, 2026-01-01 12:00: at most 0.70 times PyTorch's own" in found.reason
 
 
-def test_rocm_takes_the_kernels_for_small_heads_or_for_memory(monkeypatch):
-    monkeypatch.setattr(triton, "_what_is_missing", lambda *_: None)
-    monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    for shape, name in (
-        ((64, 6, 197, 64), "triton"),
-        ((64, 6, 197, 80), "fast"),
-        ((2, 6, 4096, 80), "triton"),
-    ):
-        with FakeTensorMode() as mode:
-            assert choose.choose(fake_cuda_call(mode, shape, torch.float16))[0] == name
+def test_the_cpu_never_asks_for_proofs(monkeypatch):
+    def never(*_):
+        raise AssertionError("asked")
 
-
-def test_the_cpu_never_takes_the_kernels(monkeypatch):
-    monkeypatch.setattr(choose, "TRITON_IS_PROVEN", True)
+    monkeypatch.setattr(Prover, "choose", never)
     monkeypatch.setattr(triton, "_what_is_missing", lambda *_: None)
     case = Case(RPESpec(targets="k", index=Clip(1)), (7, 8), dtype=torch.float32)
     assert explained(case).name in ("native", "fast")

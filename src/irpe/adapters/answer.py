@@ -19,7 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import encoding_of
-from irpe.adapters.grids import InputGrid, check_exportable, record_grid
+from irpe.adapters.grids import InputGrid, check_exportable, check_told, record_grid
 from irpe.adapters.host import Row
 from irpe.adapters.hosts import row_of
 from irpe.errors import UserError, UserStateError
@@ -110,6 +110,7 @@ def answer_with_weights(
     call.num_answers += 1
     encoding = encoding_of(call.attention)
     heads = encoding.size.num_heads
+    check_told(call.attention, query.shape[2] - encoding.num_prefix_tokens)
     key, value = (_repeat_heads(x, heads) for x in (key, value))
     query, key, options = tables_meet(call, query, key)
     options |= {"grid": call.grid, "attn_mask": attn_mask, "scale": scale}

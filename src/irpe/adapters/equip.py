@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.answer import equipped_class
+from irpe.adapters.answer import equipped_class, is_answered
 from irpe.adapters.cpvt import choose_blocks, insert_generator
 from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of, table_names
 from irpe.adapters.host import (
@@ -20,7 +20,7 @@ from irpe.adapters.host import (
     check_untouched,
     choose_layers,
 )
-from irpe.adapters.hosts import hosts_of, known_class
+from irpe.adapters.hosts import hosts_of, known_class, row_of
 from irpe.adapters.refusals import refusal_of
 from irpe.adapters.swaps import (
     Swap,
@@ -41,6 +41,7 @@ Model = TypeVar("Model", bound=nn.Module)
 _CHANGES = (
     "_irpe_changes"  # the attribute of a model that holds the changes of each call of `equip`
 )
+_MOST_PREFIX_TOKENS = 2**16
 _CHOICES = {"absolute": ("keep", "none", "sinusoid"), "builtin_bias": ("keep", "drop", "convert")}
 
 
@@ -93,6 +94,11 @@ def apply_equipment(model: nn.Module, call: Equipment) -> list[Swap]:
         raise UserTypeError(f"model is a {type(model).__qualname__}, not a torch.nn.Module")
     if call.num_prefix_tokens is not None:
         check_num_prefix_tokens(call.num_prefix_tokens)
+        if call.num_prefix_tokens > _MOST_PREFIX_TOKENS:
+            raise UserError(
+                f"num_prefix_tokens {call.num_prefix_tokens}: no model has more than "
+                f"{_MOST_PREFIX_TOKENS} tokens before its patches; leave it to the model"
+            )
     for name, choices in _CHOICES.items():
         if getattr(call, name) not in choices:
             raise UserError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")
@@ -169,7 +175,13 @@ def check_sites(sites: Sequence[Site]) -> None:
     """Raises an error if an attention has an encoding already, or cannot have one."""
     check_equipped(sites)
     for site in sites:
-        check_site(site, known_class(type(site.attention)))
+        kind = type(site.attention)
+        check_site(site, known_class(kind))
+        if not is_answered(kind, row_of(kind)):
+            raise UserError(
+                f"{site.name} is a {kind.__qualname__}, which computes its softmax itself: make "
+                'the model with attn_implementation="sdpa", or leave it out with layers='
+            )
 
 
 def _equip_site(site: Site, call: Equipment) -> list[Swap]:

@@ -295,10 +295,29 @@ def recorded_grid(attention: nn.Module) -> InputGrid | None:
     return initial if last is None else last
 
 
+def check_told(attention: nn.Module, num_patches: int) -> None:
+    """Raises an error if an attention whose model knows no grid gets tokens of another one.
+
+    Args:
+        attention: The attention.
+        num_patches: How many tokens it gets, but for those before the patches.
+    """
+    source = source_of(attention)
+    told = None if source is None or source.embedding else source.told
+    if told is not None and prod(told) != num_patches:
+        raise UserError(
+            f"{num_patches} patches, but irpe.equip was told grid {told}: inputs of another size "
+            "need irpe.unequip(model) first, then irpe.equip with their grid="
+        )
+
+
 def check_exportable(grid: InputGrid) -> None:
     """Raises an error if a program would be exported whose images have grids of several shapes."""
-    sizes = () if isinstance(grid, Positions) else grid
-    if torch.compiler.is_exporting() and any(isinstance(size, torch.SymInt) for size in sizes):
+    if not torch.compiler.is_exporting() or isinstance(grid, Positions):
+        return
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import
+
+    if not all(map(has_static_value, grid)):
         raise UserError(
             f"the exported program would have one grid, but its images have a dynamic one, {grid}: "
             "export one program for each size, without dynamic_shapes for the sides of images"
@@ -370,6 +389,10 @@ class _StartPass:
     source: MeasuredGrid
 
     def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if torch.compiler.is_exporting():  # while the sides of images are known to be dynamic
+            for x in inputs:
+                if isinstance(x, Tensor) and x.ndim > 3:
+                    check_exportable(tuple(x.shape[2:]))
         key = self.source.key
         setattr(_thread, key, _Pass(getattr(_thread, key, None) or _Pass()))
         if not torch.compiler.is_compiling() and not self.source.is_followed(model):

@@ -1,6 +1,7 @@
 """The parameters of a model in groups for an optimizer: weight decay, and a rate for tables."""
 
 import math
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from itertools import compress
@@ -67,6 +68,13 @@ def parameter_groups(
         decay = 0.0 if id(parameter) in exempt else weight_decay
         return rate * factor if name in tables else rate, decay
 
+    if lr is None and any(model.get_parameter(name).requires_grad for name in tables):
+        warnings.warn(
+            f"parameter_groups without lr=: {len(tables)} tables learn at the optimizer's own "
+            "rate, and in a short training hardly move; pass lr=, and they learn at "
+            f"{TABLE_LR:g} times that (table_lr=)",
+            stacklevel=2,
+        )
     groups = group_parameters(model, settings)
     groups.sort(key=lambda group: (group["lr"] != rate, -group["weight_decay"]))
     for group in groups:

@@ -30,6 +30,7 @@ COMMANDS = {
     "encodings": ("encodings:encodings", "List all encodings."),
     "models": ("models:models", "Tell which models can be equipped."),
     "profile": ("profile:profile", "What encodings cost: parameters, MACs, time, memory."),
+    "gpu": ("gpu:gpu", "Prove and time on this GPU what models use."),
     "make-relative": ("relative:make_relative", "Give a trained model relative positions."),
     "show": ("", "Draw the figures of the paper, and of trained runs."),
     "explore": ("explore:explore", "Open the explorer page in a browser."),

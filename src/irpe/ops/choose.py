@@ -1,40 +1,34 @@
 """Which implementation computes a call, and why not another."""
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
+from torch import nn
 
 from irpe.core.choices import check_choice
 from irpe.errors import UserError
 from irpe.ops.call import AttentionCall
 from irpe.ops.differentiable import is_transformed
-from irpe.ops.impl import fast, native, plain, reference, triton
-from irpe.ops.shapes import Tokens
+from irpe.ops.impl import fast, folded, native, plain, reference, triton
+from irpe.ops.proof.decide import Candidate, Prover
+from irpe.ops.proof.judge import Implementation
+from irpe.ops.proof.prepare import Preparation, prepare_model
 
-# Whether a GPU has passed the cases of tests/ops/test_triton.py. `python -m benchmarks.gpu` runs
-# them and tells when to change it; until then "auto" does not take the kernels.
-TRITON_IS_PROVEN = False
-_PAIRS_IN_MEMORY = 2**26  # 256 MiB of scores in float32
-
-
-class Implementation(Protocol):
-    """A way to compute attention: a module of `irpe.ops.impl`."""
-
-    @staticmethod
-    def supports(call: AttentionCall) -> str | None:
-        """Returns why a call cannot be computed here, or `None` if it can."""
-        ...
-
-    @staticmethod
-    def attention(call: AttentionCall) -> Tokens:
-        """Returns what the reference returns."""
-        ...
+_TENSOR_CORES = ("float16", "bfloat16")
+PROVER = Prover(
+    (
+        Candidate("folded", "irpe.ops.impl.folded", _TENSOR_CORES),
+        Candidate("triton", "irpe.ops.impl.triton", _TENSOR_CORES),
+    ),
+    Candidate("fast", "irpe.ops.impl.fast"),
+)
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": reference,
     "plain": plain,
     "fast": fast,
+    "folded": folded,
     "native": native,
     "triton": triton,
 }
@@ -42,9 +36,12 @@ _REMARKS = {
     "reference": "it is the specification: one vector for each pair, n^2 d time and memory",
     "plain": "its gradients are PyTorch's own, which keep several elements for each pair",
     "fast": "it takes every call, in slices that suit the device",
+    "folded": "fast is faster on a CPU",
     "native": "it is compiled, and its products, softmax and sums go block by block of the cache",
-    "triton": "its kernels have not run on a GPU yet; ask for it by name",
+    "triton": "its interpreter is for tests",
 }
+
+_OF_A_GPU = "the fastest of what is proved on this GPU; fast needs no proof"
 
 
 class Explanation(NamedTuple):
@@ -65,10 +62,16 @@ class Explanation(NamedTuple):
         return "\n".join([f"{self.name}: {self.reason}", *lines])
 
 
-def choose(call: AttentionCall) -> tuple[str, str]:
+def choose(call: AttentionCall, prover: Prover = PROVER, may_prove: bool = True) -> tuple[str, str]:
     """Returns the name of the implementation that "auto" stands for, and why it is taken.
 
-    This is a function of the call, of the transforms in force, and of what is installed.
+    On a CPU this is a function of the call, of the transforms in force, and of what is installed;
+    on a GPU of what was proved and timed there as well.
+
+    Args:
+        call: The call.
+        prover: What knows the candidates for GPUs.
+        may_prove: Whether the first call of its kind on a GPU is proved and timed now.
     """
     if torch.compiler.is_exporting():
         return "plain", "an exporter gets operators that it knows"
@@ -77,9 +80,8 @@ def choose(call: AttentionCall) -> tuple[str, str]:
         return "plain", "a trace gets operators that it knows"
     if is_transformed():
         return "plain", "torch.func and forward-mode differentiation need plain operators"
-    fused = _why_triton(call)
-    if fused is not None:
-        return "triton", fused
+    if call.q.device.type == "cuda":
+        return prover.choose(call, may_prove), _OF_A_GPU
     if native.supports(call) is None:
         return "native", _REMARKS["native"]
     return "fast", _REMARKS["fast"]
@@ -94,34 +96,38 @@ def _check_exporter() -> None:
         )
 
 
-def _why_triton(call: AttentionCall) -> str | None:
-    """Returns why the kernels are taken, or `None` if they are not.
-
-    In 16 bits they use tensor cores and hold a tile in registers: all else moves several elements
-    of each pair through memory. In float32 they multiply without tensor cores (unless
-    `torch.backends.cuda.matmul.allow_tf32` is set), and on ROCm registers do not suffice for head
-    dimensions above 64 (benchmarks/results/triton.json); there they are taken only where the
-    weights of all pairs would not fit at once.
-    """
-    if not TRITON_IS_PROVEN or call.q.device.type != "cuda" or triton.supports(call) is not None:
-        return None
-    is_slow = torch.version.hip is not None and call.q.shape[3] > 64
-    if call.q.dtype != torch.float32 and not is_slow:
-        return "it is fused, with tensor cores, and keeps nothing of each pair"
-    if call.num_pairs > _PAIRS_IN_MEMORY:
-        return "it keeps nothing of each pair, of which there are too many to be held at once"
-    return None
-
-
-def explain_choice(call: AttentionCall) -> Explanation:
+def explain_choice(call: AttentionCall, prover: Prover = PROVER) -> Explanation:
     """Returns what "auto" stands for, with a reason for each implementation."""
-    name, reason = choose(call)
+    name, reason = choose(call, prover, may_prove=False)
+    known = prover.known(call) if call.q.device.type == "cuda" else {}
     others = {
-        other: implementation.supports(call) or _REMARKS[other]
+        other: implementation.supports(call) or known.get(other, _REMARKS[other])
         for other, implementation in IMPLEMENTATIONS.items()
         if other != name
     }
-    return Explanation(name, reason, others)
+    return Explanation(name, known.get(name, reason), others)
+
+
+def prepare(model: nn.Module, images: object, training: bool = True) -> Preparation:
+    """Proves and times all that a model on a GPU will ask for, before it is needed.
+
+    Servers and compiled models need that: nothing is proved while a program is traced. The model
+    runs once for training and once for evaluation; it and the random states stay as they are.
+
+    Args:
+        model: The model, on its device; call this within the autocast that it will run in.
+        images: A batch of the size to come: what the model is called with, or a tuple or mapping
+            of several arguments.
+        training: Whether it will be trained, or used alone.
+
+    Examples:
+        >>> import irpe, torch
+        >>> attention = irpe.RPEAttention(32, num_heads=2, spec="product-contextual-k")
+        >>> images = {"x": torch.randn(1, 6, 32), "grid": (2, 3)}
+        >>> print(irpe.prepare(attention, images))
+        nothing to prove: no call of this model has a candidate on its device
+    """
+    return prepare_model(PROVER, model, images, training)
 
 
 def check_impl(name: str) -> None:
@@ -131,9 +137,9 @@ def check_impl(name: str) -> None:
 
 def select(call: AttentionCall, impl: str) -> Implementation:
     """Returns the implementation that was asked for, or raises an error that says why not."""
-    check_impl(impl)
     if impl == "auto":
         return IMPLEMENTATIONS[choose(call)[0]]
+    check_impl(impl)
     reason = IMPLEMENTATIONS[impl].supports(call)
     if reason is not None:
         able = [name for name, other in IMPLEMENTATIONS.items() if other.supports(call) is None]

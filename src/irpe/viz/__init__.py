@@ -13,6 +13,7 @@ from irpe.viz.conversions import plot_conversion, plot_position_probe
 from irpe.viz.cost_curves import plot_cost_bars, plot_cost_curves
 from irpe.viz.detections import DetectedImage, plot_contact_sheet, plot_detections
 from irpe.viz.explorer import explorer_page
+from irpe.viz.gpu_times import plot_gpu_times
 from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
@@ -45,6 +46,7 @@ __all__ = [
     "plot_cost_bars",
     "plot_cost_curves",
     "plot_detections",
+    "plot_gpu_times",
     "plot_index",
     "plot_locality",
     "plot_position_probe",

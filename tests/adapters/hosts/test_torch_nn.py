@@ -252,7 +252,7 @@ def test_the_grid_is_required_and_must_fit(make):
     with pytest.raises(ValueError, match="pass grid="):
         irpe.equip(model, SPEC)
     irpe.equip(model, SPEC, grid=(2, 2), num_prefix_tokens=1)
-    with pytest.raises(ValueError, match="5 tokens but q has 6"):
+    with pytest.raises(ValueError, match="5 patches"):
         call(model, tokens()) if make is make_attention else model(tokens())
 
 
@@ -303,3 +303,11 @@ def test_attentions_that_would_be_refused_can_be_left_out(made_with):
     model = nn.Sequential(make_attention(), make_attention(**made_with))
     irpe.equip(model, SPEC, grid=GRID, layers=[0])
     assert [a.name for a in irpe.summary(model).attentions] == ["0"]
+
+
+def test_tokens_of_another_grid_are_told_what_to_do():
+    encoder = irpe.equip(make_encoder(), "product-contextual-k", grid=(2, 3))
+    with pytest.raises(irpe.UserError, match=r"12 patches.*grid \(2, 3\).*irpe.unequip"):
+        encoder(tokens(12))
+    irpe.unequip(encoder)
+    assert irpe.equip(encoder, "product-contextual-k", grid=(3, 4))(tokens(12)).shape == (2, 12, 16)

@@ -1,5 +1,5 @@
-// The kernels without Python, for valgrind: random calls of ragged sizes, forward and backward, with
-// every table, a mask and rotated tokens. Every array has exactly the size that is needed.
+// The kernels without Python, for valgrind: random calls of ragged sizes, forward and backward,
+// with every table, a mask and rotated tokens. Every array has exactly the size that is needed.
 #include <cstdio>
 #include <random>
 #include <thread>
@@ -54,18 +54,16 @@ bool run(long number) {
   std::vector<Map> maps;
   for (long m = 0; m < c.num_maps; ++m) {
     long count = draw(1, 40);
-    std::vector<uint8_t> ids(c.queries * c.keys);
-    for (uint8_t& id : ids) id = static_cast<uint8_t>(draw(0, count - 1));
+    std::vector<int32_t> ids(c.queries * c.keys);
+    for (int32_t& id : ids) id = static_cast<int32_t>(draw(0, count - 1));
     int64_t size;
     maps.push_back({nullptr, nullptr, count});
     for (int of_queries : {0, 1}) {
-      int32_t* plan = irpe_make_plan(ids.data(), 1, c.queries, c.keys, c.keys, 1, count, of_queries, &size);
+      int32_t* plan = irpe_make_plan(ids.data(), c.queries, c.keys, count, of_queries, &size);
       if (plan == nullptr) return false;
       (of_queries ? maps.back().of_queries : maps.back().of_keys) = plan;
-      ids.shrink_to_fit();
     }
-    if (irpe_make_plan(ids.data(), 1, c.queries, c.keys, c.keys, 1, 0, 0, &size) || size != -BAD_ID)
-      return false;
+    if (irpe_make_plan(ids.data(), c.queries, c.keys, 0, 0, &size) || size != -BAD_ID) return false;
     rows += count;
   }
   c.maps = maps.data();
@@ -81,13 +79,15 @@ bool run(long number) {
   }
   std::vector<std::vector<float>> tables, gradients;
   for (Table* table : {&c.query, &c.key, &c.value, &c.bias}) {
-    long heads = draw(1, 2) == 1 ? 1 : c.heads, size = heads * rows * (table == &c.bias ? 1 : c.dim);
+    long heads = draw(1, 2) == 1 ? 1 : c.heads,
+         size = heads * rows * (table == &c.bias ? 1 : c.dim);
     if (draw(0, 3) == 0 && table != &c.key && table != &c.query) continue;
     tables.push_back(normal(size)), gradients.push_back(std::vector<float>(size));
     *table = {tables.back().data(), gradients.back().data(), heads};
   }
-  std::vector<float> mask = normal(c.queries * c.keys), normalizers(2 * c.batch * c.heads * c.queries);
-  if (number % 2) c.mask = {mask.data(), 0, 0, c.keys, 1, 0};
+  std::vector<float> mask = normal(c.queries * c.keys),
+                     normalizers(2 * c.batch * c.heads * c.queries);
+  if (number % 2) c.mask = {mask.data(), 0, 0, c.keys, 1};
   c.normalizers = normalizers.data();
   bool is_done = irpe_forward(&c) == DONE && irpe_backward(&c) == DONE;
   for (const Array* array : {&out, &dq, &dk, &dv, &dtable_q, &dtable_k})

@@ -431,7 +431,7 @@ LIMITED = """
 import resource, torch
 from irpe.ops.impl.native import library
 library.load()
-ids = torch.randint(200, (3000, 3000), dtype=torch.int16)
+ids = torch.randint(200, (3000, 3000), dtype=torch.int32)
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**24, used + 2**24))
 try:
@@ -453,16 +453,16 @@ def test_a_plan_is_made_once_for_a_map_and_goes_with_it(monkeypatch):
     monkeypatch.setattr(library, "_make_plan", lambda *a, **k: made.append(1) or real(*a, **k))
     ids = torch.randint(3, (6, 6))
     bucket_map = BucketMap(ids, 3)
-    before = len(library._known)
+    before = len(library._plans_of_ids)
     q, table = torch.randn(1, 1, 6, 4), torch.randn(1, 3, 4)
     for _ in range(3):
         rpe_attention(q, q, q, [bucket_map], key_tables=[table], impl="native")
     assert len(made) == 1
     rpe_attention(q, q, q, [bucket_map], query_tables=[table], impl="native")
     assert len(made) == 3  # query tables need a plan of their own
-    assert len(library._known) == before + 1
+    assert len(library._plans_of_ids) == before + 1
     del bucket_map
-    assert len(library._known) == before
+    assert len(library._plans_of_ids) == before
 
 
 SWITCHED_OFF = """

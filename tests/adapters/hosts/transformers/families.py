@@ -100,6 +100,41 @@ def make_pair(name):
     return make
 
 
+def make_swin(kind, config):
+    sizes = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    sizes |= {"image_size": (32, 64), "patch_size": 4}
+    return lambda **arguments: build(kind, config, **{**sizes, **arguments})
+
+
+def make_swin2sr(**arguments):
+    sizes = {"embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 4}
+    sizes |= {"image_size": 32, "num_feat": 8}
+    return build("Swin2SRModel", "Swin2SRConfig", **{**sizes, **arguments})
+
+
+STAGES = {
+    "num_encoder_blocks": 2, "depths": [1, 1], "hidden_sizes": [16, 32],
+    "num_attention_heads": [1, 2], "mlp_ratios": [2, 2],
+}  # fmt: skip
+
+
+def make_pvt(**arguments):
+    more = {"patch_sizes": [4, 2], "strides": [4, 2], "sequence_reduction_ratios": [2, 1]}
+    config = {**STAGES, **more, "image_size": 32, "num_labels": 5, **arguments}
+    return build("PvtForImageClassification", "PvtConfig", **config)
+
+
+def make_pvt_v2(**arguments):
+    more = {"patch_sizes": [4, 2], "strides": [4, 2], "sr_ratios": [2, 1], "num_labels": 5}
+    config = {**STAGES, **more, "image_size": 32, **arguments}
+    return build("PvtV2ForImageClassification", "PvtV2Config", **config)
+
+
+def make_glpn(**arguments):
+    more = {"patch_sizes": [4, 2], "strides": [4, 2], "sr_ratios": [2, 1]}
+    return build("GLPNModel", "GLPNConfig", **{**STAGES, **more, **arguments})
+
+
 @dataclass(frozen=True)
 class Family:
     """How a model is made and called.
@@ -181,6 +216,44 @@ FAMILIES = {
     ),
     "ViTDet": Family(make_vitdet, {(16, 40): (2, 5), (48, 48): (6, 6)}, takes_grid=False),
     "Swin v2": Family(make_swinv2, {(32, 64): (4, 4)}, takes_grid=False),
+    "data2vec": Family(
+        make_tower(
+            "Data2VecVisionModel",
+            "Data2VecVisionConfig",
+            use_relative_position_bias=True,
+            use_shared_relative_position_bias=True,
+        ),
+        {(32, 32): (4, 4)},
+        1,
+    ),
+    "ViTPose": Family(
+        make_tower("VitPoseBackbone", "VitPoseBackboneConfig", image_size=(16, 40), patch_size=8),
+        {(16, 40): (2, 5)},
+    ),
+    "Sapiens 2": Family(
+        make_tower("Sapiens2Model", "Sapiens2Config", num_register_tokens=2), PATCHES, 3
+    ),
+    "RF-DETR's DINOv2": Family(
+        make_tower("RfDetrDinov2Backbone", "RfDetrDinov2Config", num_windows=1), PATCHES, 1
+    ),
+    "MaskFormer's Swin": Family(
+        make_swin("MaskFormerSwinModel", "MaskFormerSwinConfig"),
+        {(32, 64): (4, 4)},
+        takes_grid=False,
+        is_described=False,
+    ),
+    "Donut's Swin": Family(
+        make_swin("DonutSwinModel", "DonutSwinConfig"), {(32, 64): (4, 4)}, takes_grid=False
+    ),
+    "Swin2SR": Family(make_swin2sr, {(16, 24): (4, 4)}, takes_grid=False),
+    "PVT": Family(make_pvt, {(32, 32): (4, 4)}, 1, takes_grid=False),
+    "PVT v2": Family(make_pvt_v2, {(32, 64): (4, 8), (64, 32): (8, 4)}, takes_grid=False),
+    "PVT v2, linear": Family(
+        lambda **arguments: make_pvt_v2(linear_attention=True, **arguments),
+        {(32, 64): (4, 8)},
+        takes_grid=False,
+    ),
+    "GLPN": Family(make_glpn, {(32, 64): (4, 8), (64, 32): (8, 4)}, takes_grid=False),
 }
 
 

@@ -139,10 +139,13 @@ def test_stock_classes_refuse_a_saved_model_or_warn(tmp_path, make, caplog, monk
     kind, config = model.config.model_type, type(model.config)
     model.save_pretrained(tmp_path)
     assert (model.config.model_type, type(model.config)) == (kind, config)
-    with pytest.raises(ValueError, match=f"model type `irpe_{kind}` but Transformers does not"):
+    with pytest.raises(ValueError, match=f"model type `irpe_{kind}: .*irpe.load_equipped` but"):
         transformers.AutoModel.from_pretrained(tmp_path)
     type(model).from_pretrained(tmp_path)
-    assert f"a model of type `irpe_{kind}` to instantiate a model of type `{kind}`" in caplog.text
+    assert (
+        f"`irpe_{kind}: load it with irpe.load_equipped` to instantiate a model of type `{kind}`"
+        in caplog.text
+    )
     irpe.unequip(model)
     model.save_pretrained(tmp_path / "plain")
     assert type(transformers.AutoModel.from_pretrained(tmp_path / "plain").config) is config

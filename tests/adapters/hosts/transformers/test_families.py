@@ -89,17 +89,37 @@ def calls_of(model, inputs):
     return calls
 
 
-def heads(attention, x, values):
+def heads(attention, x, values, grid):
     """Queries, keys and values of an attention, by its projections."""
     for names in (("q_proj", "k_proj", "v_proj"), ("query", "key", "value")):
         if hasattr(attention, names[0]):
             q, k, v = (attention.get_submodule(name) for name in names)
-            parts = q(x), k(x), v(values)
+            keys = x
+            if not isinstance(grid, tuple):
+                keys = values = reduced(attention, x, grid)
+            parts = q(x), k(keys), v(values)
             break
     else:
         parts = attention.qkv(x.flatten(1, 2)).chunk(3, dim=-1)
-    num_heads = attention.rpe.size.num_heads
-    return (part.unflatten(-1, (num_heads, -1)).transpose(1, 2) for part in parts)
+    num_heads, dim = attention.rpe.size.num_heads, attention.rpe.size.head_dim
+    q, k, v = (part.unflatten(-1, (-1, dim)).transpose(1, 2) for part in parts)
+    k, v = (part.repeat_interleave(num_heads // part.shape[1], dim=1) for part in (k, v))
+    if hasattr(attention, "q_norm"):
+        q, k = attention.q_norm(q), attention.k_norm(k)
+    return q, k, v
+
+
+def reduced(attention, x, positions):
+    """The tokens that are keys where these are fewer than the queries."""
+    names = ("sr", "sequence_reduction", "spatial_reduction")
+    layer = next((attention._modules[name] for name in names if name in attention._modules), None)
+    if layer is None:
+        return x
+    maps = x.transpose(1, 2).unflatten(2, positions.sides[0].shape)
+    if hasattr(attention, "pool"):
+        maps = attention.pool(maps)
+    tokens = attention.layer_norm(layer(maps).flatten(2).transpose(1, 2))
+    return attention.act(tokens) if hasattr(attention, "act") else tokens
 
 
 def own_scores(attention, q, grid):
@@ -119,6 +139,11 @@ def own_scores(attention, q, grid):
         table = attention.continuous_position_bias_mlp(attention.relative_coords_table)
         table = 16 * table.sigmoid().view(-1, q.shape[1])
         return table[attention.relative_position_index].permute(2, 0, 1)
+    if hasattr(attention, "relative_position_bias_table"):
+        table = attention.relative_position_bias_table
+        return table[attention.relative_position_index].permute(2, 0, 1)
+    if getattr(attention, "has_relative_position_bias", False):
+        return attention.relative_position_bias(grid, dim_size=q.shape[2])
     return 0
 
 
@@ -129,8 +154,9 @@ def by_hand(attention, hidden_states, attention_mask=None, position_embeddings=N
         rotation = position_embeddings
     elif position_embeddings is not None:
         x = x + position_embeddings
-    q, k, v = heads(attention, x, hidden_states)
-    grid, scale = recorded_grid(attention), q.shape[-1] ** -0.5
+    grid = recorded_grid(attention)
+    q, k, v = heads(attention, x, hidden_states, grid)
+    scale = q.shape[-1] ** -0.5
     size = attention.rpe.size
     if hasattr(attention, "logit_scale"):
         q, k, scale = normalize(q, dim=-1), normalize(k, dim=-1), attention.logit_scale.exp()
@@ -138,12 +164,13 @@ def by_hand(attention, hidden_states, attention_mask=None, position_embeddings=N
         attention.rpe.spec, size.num_heads, size.head_dim, size.num_prefix_tokens
     )
     encoding.load_state_dict(attention.rpe.state_dict())
-    patches = grid[0] * grid[1]
-    order = torch.arange(q.shape[2])
-    count = vars(attention).get("rpe_num_suffix_tokens", 0)
-    order = torch.cat([order[patches + 1 :], order[: patches + 1]]) if count else order
-    inverse = order.argsort()
-    b = encoding.scores(q[:, :, order], k[:, :, order], grid=grid)[:, :, inverse][..., inverse]
+    if vars(attention).get("rpe_num_suffix_tokens", 0):
+        order, patches = torch.arange(q.shape[2]), grid[0] * grid[1]
+        order = torch.cat([order[patches + 1 :], order[: patches + 1]])
+        inverse = order.argsort()
+        b = encoding.scores(q[:, :, order], k[:, :, order], grid=grid)[:, :, inverse][..., inverse]
+    else:
+        b = encoding.scores(q, k, grid=grid)
     own = own_scores(attention, q, grid)
     if rotation is not None:
         q, k = (rotated(tokens, *rotation) for tokens in (q, k))
@@ -152,8 +179,9 @@ def by_hand(attention, hidden_states, attention_mask=None, position_embeddings=N
         mask = attention_mask
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
-        if mask.ndim == 3:  # of shifted windows, which the library adds twice
-            mask = 2 * mask.repeat(len(e) // len(mask), 1, 1).unsqueeze(1)
+        if mask.ndim == 3:  # of shifted windows, which Swin v2 adds twice
+            mask = mask.repeat(len(e) // len(mask), 1, 1).unsqueeze(1)
+            mask = 2 * mask if hasattr(attention, "logit_scale") else mask
         e = e + mask
     z = (e.softmax(-1) @ v).transpose(1, 2).flatten(2)
     z = z.unflatten(1, grid) if hidden_states.ndim == 4 else z
@@ -179,7 +207,8 @@ def test_attentions_use_the_scores_of_an_encoding_called_by_hand(family):
     for attention, args, kwargs, output in calls:
         kwargs = {name.replace("hidden_state", "x"): value for name, value in kwargs.items()}
         x = args[0] if args else kwargs.pop("xs", kwargs.pop("x", None))
-        named = {"attention_mask": args[1]} if len(args) > 1 else {}
+        masks = [each for each in args[1:] if isinstance(each, torch.Tensor)]
+        named = {"attention_mask": masks[0]} if masks else {}
         expected = by_hand(attention, x, **named, **kwargs)
         torch.testing.assert_close(output[0], expected, rtol=1e-3, atol=1e-4)
 

@@ -25,7 +25,8 @@ STATE_ATTRIBUTES = {
 }  # fmt: skip
 
 
-_MODEL_TYPE = "irpe_"  # before the model type of a saved configuration
+# Around the model type of a saved configuration: errors and warnings of stock classes show it.
+_MODEL_TYPE, _REMEDY = "irpe_", ": load it with irpe.load_equipped"
 
 
 def write_config(model: Any, calls: list[dict[str, Any]]) -> list[Swap]:
@@ -67,7 +68,7 @@ def _equipped_config_class(stock_class: Any) -> Any:
 
     def to_json_string(self: Any, *args: Any, **kwargs: Any) -> str:
         values = json.loads(stock_class.to_json_string(self, *args, **kwargs))
-        values["model_type"] = f"{_MODEL_TYPE}{stock_class.model_type}"
+        values["model_type"] = f"{_MODEL_TYPE}{stock_class.model_type}{_REMEDY}"
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
     names = ("__doc__", "__module__", "__qualname__")
@@ -105,7 +106,7 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{file} names no encoding: load the model with from_pretrained, then irpe.equip it"
         )
     if isinstance(config.get("model_type"), str):
-        config["model_type"] = config["model_type"].removeprefix(_MODEL_TYPE)
+        config["model_type"] = config["model_type"].removeprefix(_MODEL_TYPE).removesuffix(_REMEDY)
     host = {"library": "transformers", "arguments": {"class": name, "config": config}}
     return {"equipment": calls, "host": host}
 

@@ -12,10 +12,10 @@ from torch import nn
 
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import Embedded, InputGrid, MeasuredGrid, measured_map, source_of
-from irpe.adapters.host import Plan, change_absolute
+from irpe.adapters.host import Plan, Row, change_absolute
 from irpe.adapters.hosts.transformers.attention import REGISTERED, make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
-from irpe.adapters.swaps import add_hook, put_module
+from irpe.adapters.swaps import add_hook, put_module, set_attribute
 from irpe.core.places import Points
 from irpe.core.positions import Positions
 from irpe.errors import UserError
@@ -55,6 +55,10 @@ _TOWERS = {
     "Dinov2WithRegistersEmbeddings": _Tower("Dinov2WithRegistersLayer"),
     "DINOv3ViTEmbeddings": _Tower("DINOv3ViTLayer", convolution="patch_embeddings", position=None),
     "BeitEmbeddings": _Tower("BeitLayer"),
+    "Data2VecVisionEmbeddings": _Tower("Data2VecVisionLayer", "attention.attention"),
+    "VitPoseBackboneEmbeddings": _Tower("VitPoseBackboneLayer", "attention.attention"),
+    "Sapiens2Embeddings": _Tower("Sapiens2Layer", convolution="patch_embeddings", position=None),
+    "RfDetrDinov2Embeddings": _Tower("RfDetrDinov2Layer"),
     "ViTMSNEmbeddings": _Tower("ViTMSNLayer"),
     "YolosEmbeddings": _Tower("YolosLayer", "attention.attention", suffix="detection_tokens"),
     "ASTEmbeddings": _Tower("ASTLayer"),
@@ -85,7 +89,14 @@ _BIAS, _SHARED_BIAS = "relative_position_bias", "shared_position_bias"  # of BEi
 
 # Tables meet queries and keys before the rotation.
 _ROTATING = replace(REGISTERED, rotates="apply_rotary_pos_emb", rotates_pairs=True)
-ROWS = {"DINOv3ViTAttention": _ROTATING, "Sapiens2Attention": _ROTATING}
+ROWS = {
+    "DINOv3ViTAttention": _ROTATING,
+    "Sapiens2Attention": _ROTATING,
+    "Data2VecVisionSelfAttention": Row(),  # with attn_implementation "eager": an error says so
+    "Data2VecVisionSdpaSelfAttention": Row(
+        bias=("relative_position_bias",), off={"has_relative_position_bias": bool}
+    ),
+}
 
 
 def add_sites(found: Plan, name: str, vit: Any, call: Equipment) -> None:
@@ -101,7 +112,8 @@ def add_sites(found: Plan, name: str, vit: Any, call: Equipment) -> None:
     blocks, drops = modules_of(vit, tower.block, name), call.builtin_bias == "drop"
     shared = _owner_of_shared_bias(vit)
     for path, block in blocks.items():
-        owner, attention = _owner_of_bias(block), block.get_submodule(tower.attention)
+        attention = block.get_submodule(tower.attention)
+        owner = None if attention._modules.get(_BIAS) is not None else _owner_of_bias(block)
         row = entry_of(attention, ROWS) or REGISTERED
         site = make_site(
             f"{path}.{tower.attention}",
@@ -119,6 +131,8 @@ def add_sites(found: Plan, name: str, vit: Any, call: Equipment) -> None:
         found.sites.append(site)
     if drops and shared is not None:
         found.changes += put_module(*shared, None)
+        if hasattr(shared[0], "has_relative_position_bias"):
+            found.changes += set_attribute(shared[0], "has_relative_position_bias", False)
     _replace_absolute(found, vit, embeddings, tower, call)
     if tower.convolution is None and source.told is not None:
         found.changes += add_hook(embeddings, CheckShapes(source.told), before=True)
@@ -188,6 +202,12 @@ def _count_tokens(embeddings: Any, names: tuple[str, ...]) -> int:
 
 def _check(vit: nn.Module, embeddings: Any, tower: _Tower, call: Equipment) -> None:
     name = type(vit).__name__
+    if getattr(vit.config, "num_windows", 1) > 1:
+        raise UserError(
+            f"{name} has num_windows = {vit.config.num_windows}: it orders tokens by windows, each "
+            "with a class token, so that they are not those of one grid; it can be equipped with "
+            "num_windows=1 alone"
+        )
     if call.absolute == "keep":
         return
     if tower.suffix is not None:

@@ -8,12 +8,13 @@ TOKENS = (
     *("out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_table_q", "grad_table_k"),
 )
 TABLES = ("query", "key", "value", "bias")
+NO_MEMORY = 1  # what a kernel returns without memory; 0 if it is done
 
 
 class Tokens(ctypes.Structure):
     """Queries, keys, values or a gradient: (batch, heads, tokens, dim), the last axis dense."""
 
-    _fields_ = [("data", POINTER), ("batch", INT), ("head", INT), ("token", INT)]
+    _fields_ = [("data", POINTER), *((axis, INT) for axis in ("batch", "head", "token"))]
 
 
 class Table(ctypes.Structure):
@@ -23,10 +24,9 @@ class Table(ctypes.Structure):
 
 
 class Mask(ctypes.Structure):
-    """A mask by strides, which are 0 where it is broadcast."""
+    """Scores to add, by strides, which are 0 where it is broadcast."""
 
     _fields_ = [("data", POINTER), *((axis, INT) for axis in ("batch", "head", "query", "key"))]
-    _fields_ += [("is_boolean", INT)]
 
 
 class Map(ctypes.Structure):
@@ -48,6 +48,3 @@ class Call(ctypes.Structure):
         ("normalizers", POINTER),
         ("parallel_for", POINTER),
     ]
-
-
-NO_MEMORY = 1  # what a kernel returns without memory; 0 if it is done

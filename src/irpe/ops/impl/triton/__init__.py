@@ -23,6 +23,7 @@ from irpe.ops.shapes import Tokens
 
 _PASSES = TritonPasses()
 define_operators(_PASSES)
+IS_DETERMINISTIC = True
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _MOST_DIMENSIONS = 128
 _MOST_TOKENS = 2**15  # pairs are counted with 32 bits

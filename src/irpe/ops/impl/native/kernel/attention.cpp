@@ -2,9 +2,7 @@
 //
 // Table rows are additional keys: z = R^K q has an element for each row in use, a plan spreads z
 // over the pairs as their initial scores, and K q is added. On the side of the values a plan sums
-// the weights by row. Only the normalizers of each query are kept for the backward pass, which
-// makes the weights again. Softmax and sums go block by block of keys.
-//
+// the weights by row. The backward pass makes the weights again, of the normalizers of the queries.
 // The work is divided into items, a block of queries of one head of one image. A worker has a range
 // of items, in order, and sums of its own, which are added up in the order of the workers.
 
@@ -15,15 +13,13 @@
 
 namespace {
 
-// Some tokens: the first, and how many.
 struct Range {
-  long first, count;
+  long first, count;  // of some tokens
   long vectors() const { return divide_up(count, WIDTH); }
 };
 
-// The gradients of a head by key: [key][dim].
 struct KeyGradients {
-  float *k, *v, *table_k;
+  float *k, *v, *table_k;  // of a head: [key][dim]
 };
 
 // A worker's part of a call, its memory, and the head it is at.
@@ -51,51 +47,43 @@ class Worker {
   static Rows lanes(float* data) { return {data, LANES}; }
   Rows padded(float* data) const { return {data, dim}; }
   void to_lanes(const Tokens& x, Range tokens, float factor, float* out) const {
-    transpose_rows(at(x, tokens.first), tokens.count, call.dim, factor, lanes(out), true);
+    transpose_rows(at(x, tokens.first), tokens.count, c.dim, factor, lanes(out), true);
   }
   void to_rows(const Tokens& x, Range tokens, float factor, float* out) const {
-    copy_rows(at(x, tokens.first), tokens.count, call.dim, factor, padded(out));
+    copy_rows(at(x, tokens.first), tokens.count, c.dim, factor, padded(out));
   }
   void from_lanes(float* in, Range tokens, float factor, const Tokens& x) const {
-    transpose_rows(lanes(in), call.dim, tokens.count, factor, at(x, tokens.first), false);
+    transpose_rows(lanes(in), c.dim, tokens.count, factor, at(x, tokens.first), false);
   }
   // A head's part of a table, or of the sums of its gradient, whose rows have `width` elements.
-  template <class T>
-  T* of_head(const Table& table, T* all, long width) const {
+  template <class T> T* of_head(const Table& table, T* all, long width) const {
     return table.data ? all + (table.heads > 1 ? head * rows * width : 0) : nullptr;
   }
   Range keys_of(long block) const {
-    return {block * key_size, smaller(key_size, call.keys - block * key_size)};
+    return {block * key_size, smaller(key_size, c.keys - block * key_size)};
   }
-  // Visits for each map, from its first row on, the streams of a block of keys with the queries as
-  // lanes: visit(stream, first row, vector).
-  template <class F>
-  void by_queries(Range queries, long block, F visit) const {
-    for (long m = 0, row = 0; m < call.num_maps; row += call.maps[m++].rows)
-      for (long v = 0; v < queries.vectors(); ++v)
-        visit(stream_of(call.maps[m].of_keys, (queries.first / WIDTH + v) * key_blocks + block),
-              row, v * WIDTH);
+  // The streams of a block of keys with a vector of queries as lanes, and of a block of queries
+  // with a vector of keys.
+  const int32_t* of_keys_at(long map, long query, long block) const {
+    return stream_of(c.maps[map].of_keys, query / WIDTH * key_blocks + block);
   }
-  // The same for a block of queries with one vector of keys as lanes: visit(stream, first row).
-  template <class F>
-  void by_keys(Range queries, long key, F visit) const {
-    for (long m = 0, row = 0; m < call.num_maps; row += call.maps[m++].rows)
-      visit(stream_of(call.maps[m].of_queries,
-                      key / WIDTH * query_blocks + queries.first / query_size),
-            row);
+  const int32_t* of_queries_at(long map, long key, long query) const {
+    return stream_of(c.maps[map].of_queries, key / WIDTH * query_blocks + query / query_size);
   }
   void expand_rows(const float* source, Range queries, long block, float* out) const {
-    by_queries(queries, block, [&](const int32_t* stream, long row, long lane) {
-      expand(stream, source + row * LANES + lane, LANES, out + lane, LANES, row > 0);
-    });
+    for (long m = 0, row = 0; m < c.num_maps; row += c.maps[m++].rows)
+      for (long lane = 0; lane < queries.count; lane += WIDTH)
+        expand(of_keys_at(m, queries.first + lane, block), source + row * LANES + lane, LANES,
+               out + lane, LANES, row > 0);
   }
   void collect_rows(const float* in, Range queries, long block, float* sums) const {
-    by_queries(queries, block, [&](const int32_t* stream, long row, long lane) {
-      collect(stream, in + lane, LANES, sums + row * LANES + lane, LANES);
-    });
+    for (long m = 0, row = 0; m < c.num_maps; row += c.maps[m++].rows)
+      for (long lane = 0; lane < queries.count; lane += WIDTH)
+        collect(of_keys_at(m, queries.first + lane, block), in + lane, LANES,
+                sums + row * LANES + lane, LANES);
   }
 
-  const Call& call;
+  const Call& c;
   long rows = 0;  // in use, of all maps
   long dim, query_size, key_size, query_blocks, key_blocks, padded_keys;
   long first_item, last_item;
@@ -117,7 +105,7 @@ class Worker {
   float *sum_query, *sum_key, *sum_value, *sum_bias;  // [head of the table][row][dim]
 };
 
-Worker::Worker(const Call& c, long number, float* memory, bool backward) : call(c) {
+Worker::Worker(const Call& call, long number, float* memory, bool backward) : c(call) {
   for (long m = 0; m < c.num_maps; ++m) rows += c.maps[m].rows;
   dim = round_up(c.dim), padded_keys = round_up(c.keys);
   query_size = query_block(c.queries), query_blocks = divide_up(c.queries, query_size);
@@ -162,7 +150,6 @@ Worker::Worker(const Call& c, long number, float* memory, bool backward) : call(
 // Goes to the head of an item; its keys meet the query tables once: scale * R^Q k, by lanes of
 // keys.
 void Worker::begin_head(long item) {
-  const Call& c = call;
   image = item / query_blocks / c.heads, head = item / query_blocks % c.heads;
   query_table = of_head(c.query, c.query.data, c.dim),
   key_table = of_head(c.key, c.key.data, c.dim);
@@ -177,7 +164,6 @@ void Worker::begin_head(long item) {
 
 // Brings a block of queries into lanes, where they meet the key tables: scale * (R^K q + bias).
 void Worker::begin_queries(Range queries) {
-  const Call& c = call;
   to_lanes(c.q, queries, c.scale, q_lanes);
   if (c.table_q.data) to_lanes(c.table_q, queries, c.scale, table_lanes);
   for (long r = 0; bias && r < rows; ++r)
@@ -194,24 +180,21 @@ void Worker::make_scores(Range queries, long block, Range keys) {
   if (has_scores) expand_rows(scores, queries, block, tile);
   else if (query_table) memset(tile, 0, keys.count * LANES * sizeof(float));
   for (long j = 0; query_table && j < keys.count; j += WIDTH) {
-    by_keys(queries, keys.first + j, [&](const int32_t* stream, long row) {
-      const float* source = key_scores + row * padded_keys + keys.first + j;
-      expand(stream, source, padded_keys, squares, WIDTH, row > 0);
-    });
+    for (long m = 0, row = 0; m < c.num_maps; row += c.maps[m++].rows)
+      expand(of_queries_at(m, keys.first + j, queries.first),
+             key_scores + row * padded_keys + keys.first + j, padded_keys, squares, WIDTH, row > 0);
     long count = smaller(WIDTH, keys.count - j);
     transpose_rows({squares, WIDTH}, queries.count, count, 1, lanes(tile + j * LANES), true, true);
   }
-  multiply(keys.count, vectors, call.dim, at(call.k, keys.first), lanes(q_lanes), lanes(tile),
+  multiply(keys.count, vectors, c.dim, by_row(at(c.k, keys.first)), lanes(q_lanes), lanes(tile),
            has_scores || query_table);
-  const Mask& mask = call.mask;
-  if (mask.data == nullptr) return;
-  long offset = image * mask.batch + head * mask.head;
-  offset += queries.first * mask.query + keys.first * mask.key;
-  apply_mask(mask, offset, queries.count, keys.count, tile);
+  const Mask& mask = c.mask;
+  const float* data = mask.data + image * mask.batch + head * mask.head;
+  data += queries.first * mask.query + keys.first * mask.key;
+  if (mask.data) add_mask(mask, data, queries.count, keys.count, tile);
 }
 
 void Worker::forward_item(Range queries) {
-  const Call& c = call;
   long vectors = queries.vectors(), count = queries.count;
   begin_queries(queries);
   if (value_table) memset(weight_sums, 0, rows * LANES * sizeof(float));
@@ -221,7 +204,7 @@ void Worker::forward_item(Range queries) {
     exponentiate(tile, keys.count, vectors, block == 0, top, sum, rescale);
     if (block > 0) scale_lanes(out_lanes, c.dim, vectors, rescale);
     if (block > 0 && value_table) scale_lanes(weight_sums, rows, vectors, rescale);
-    multiply(c.dim, vectors, keys.count, transposed(at(c.v, keys.first)), lanes(tile),
+    multiply(c.dim, vectors, keys.count, by_column(at(c.v, keys.first)), lanes(tile),
              lanes(out_lanes), block > 0);
     if (value_table) collect_rows(tile, queries, block, weight_sums);
   }
@@ -245,7 +228,6 @@ void Worker::forward_item(Range queries) {
 // Reads what is known of a block of queries: their gradients, normalizers, and the weighted mean of
 // the gradients of their weights, which is out . grad.
 void Worker::begin_gradients(Range queries) {
-  const Call& c = call;
   long count = queries.count;
   to_lanes(c.out, queries, 1, out_lanes);
   to_lanes(c.grad_out, queries, 1, grad_lanes);
@@ -269,7 +251,6 @@ void Worker::begin_gradients(Range queries) {
 }
 
 void Worker::backward_item(Range queries, bool adds) {
-  const Call& c = call;
   long vectors = queries.vectors(), count = queries.count, dim_vectors = dim / WIDTH;
   begin_queries(queries);
   begin_gradients(queries);
@@ -277,34 +258,34 @@ void Worker::backward_item(Range queries, bool adds) {
     Range keys = keys_of(block);
     make_scores(queries, block, keys);
     weigh(tile, keys.count, vectors, top, sum);
-    multiply(keys.count, dim_vectors, count, lanes(tile), padded(grad_rows),
+    multiply(keys.count, dim_vectors, count, by_row(lanes(tile)), padded(grad_rows),
              padded(of_keys->v + keys.first * dim), adds);
     if (value_table) {
       collect_rows(tile, queries, block, weight_sums);
       expand_rows(value_scores, queries, block, gradient);
     }
-    multiply(keys.count, vectors, c.dim, at(c.v, keys.first), lanes(grad_lanes), lanes(gradient),
-             value_table);
+    multiply(keys.count, vectors, c.dim, by_row(at(c.v, keys.first)), lanes(grad_lanes),
+             lanes(gradient), value_table);
     differentiate_softmax(tile, keys.count, vectors, mean, gradient);
-    multiply(keys.count, dim_vectors, count, lanes(gradient), padded(q_rows),
+    multiply(keys.count, dim_vectors, count, by_row(lanes(gradient)), padded(q_rows),
              padded(of_keys->k + keys.first * dim), adds);
-    multiply(c.dim, vectors, keys.count, transposed(at(c.k, keys.first)), lanes(gradient),
+    multiply(c.dim, vectors, keys.count, by_column(at(c.k, keys.first)), lanes(gradient),
              lanes(out_lanes), block > 0);
     if (has_scores) collect_rows(gradient, queries, block, score_sums);
     for (long j = 0; query_table && j < keys.count; j += WIDTH) {
       long height = smaller(WIDTH, keys.count - j);
       transpose_rows(lanes(gradient + j * LANES), height, count, 1, {squares, WIDTH}, true);
-      by_keys(queries, keys.first + j, [&](const int32_t* stream, long row) {
-        collect(stream, squares, WIDTH, key_sums + row * padded_keys + keys.first + j, padded_keys);
-      });
+      for (long m = 0, row = 0; m < c.num_maps; row += c.maps[m++].rows)
+        collect(of_queries_at(m, keys.first + j, queries.first), squares, WIDTH,
+                key_sums + row * padded_keys + keys.first + j, padded_keys);
     }
   }
   if (value_table)
-    multiply(rows, dim_vectors, count, lanes(weight_sums), padded(grad_rows),
+    multiply(rows, dim_vectors, count, by_row(lanes(weight_sums)), padded(grad_rows),
              padded(of_head(c.value, sum_value, dim)), true);
   if (key_table) {
     bool is_rotated = c.table_q.data;
-    multiply(rows, dim_vectors, count, lanes(score_sums),
+    multiply(rows, dim_vectors, count, by_row(lanes(score_sums)),
              padded(is_rotated ? table_q_rows : q_rows), padded(of_head(c.key, sum_key, dim)),
              true);
     multiply(c.dim, vectors, rows, {key_table, 1, c.dim}, lanes(score_sums),
@@ -319,7 +300,6 @@ void Worker::backward_item(Range queries, bool adds) {
 
 // What all blocks of queries gave to the keys, and through the query tables to them and the tables.
 void Worker::end_head() {
-  const Call& c = call;
   bool is_rotated = c.table_k.data;
   if (query_table) {
     copy_rows({const_cast<float*>(query_table), c.dim}, rows, c.dim, c.scale, padded(query_rows));
@@ -335,9 +315,9 @@ void Worker::end_head() {
 // Writes the gradients of a head's keys, or adds them to what is there.
 void Worker::add_keys(const KeyGradients& sums, bool adds) const {
   auto add = [&](const Tokens& x, float* data) {
-    if (x.data) copy_rows(padded(data), call.keys, call.dim, 1, at(x, 0), adds);
+    if (x.data) copy_rows(padded(data), c.keys, c.dim, 1, at(x, 0), adds);
   };
-  add(call.grad_k, sums.k), add(call.grad_v, sums.v), add(call.grad_table_k, sums.table_k);
+  add(c.grad_k, sums.k), add(c.grad_v, sums.v), add(c.grad_table_k, sums.table_k);
 }
 
 // Adds what a worker has to the gradients of the tables, and to those of the head it found begun.
@@ -347,10 +327,10 @@ void Worker::add_gradients(bool is_first) {
       copy_rows({sums, stride}, table.heads * rows, width, factor, {table.gradient, width},
                 !is_first);
   };
-  add(call.query, sum_query, call.dim, dim, 1), add(call.key, sum_key, call.dim, dim, 1);
-  add(call.value, sum_value, call.dim, dim, 1), add(call.bias, sum_bias, 1, 1, call.scale);
+  add(c.query, sum_query, c.dim, dim, 1), add(c.key, sum_key, c.dim, dim, 1);
+  add(c.value, sum_value, c.dim, dim, 1), add(c.bias, sum_bias, 1, 1, c.scale);
   if (first_item == last_item || first_item % query_blocks == 0) return;
-  image = first_item / query_blocks / call.heads, head = first_item / query_blocks % call.heads;
+  image = first_item / query_blocks / c.heads, head = first_item / query_blocks % c.heads;
   add_keys(begun, true);
 }
 
@@ -367,7 +347,7 @@ void Worker::run(bool backward) {
       if (backward && query_table) memset(key_sums, 0, rows * padded_keys * sizeof(float));
     }
     long first = item % query_blocks * query_size;
-    Range queries = {first, smaller(query_size, call.queries - first)};
+    Range queries = {first, smaller(query_size, c.queries - first)};
     backward ? backward_item(queries, !is_first) : forward_item(queries);
     if (backward && (item + 1 == last_item || (item + 1) % query_blocks == 0)) end_head();
   }
@@ -410,17 +390,14 @@ Status run(const Call& call, bool backward) {
 IRPE_EXPORT int32_t irpe_forward(const Call* call) { return run(*call, false); }
 IRPE_EXPORT int32_t irpe_backward(const Call* call) { return run(*call, true); }
 
-// Returns the plan of a map and its size, or null and a negative status. With `of_queries` the
-// lanes are keys and the rows are queries.
-IRPE_EXPORT int32_t* irpe_make_plan(const void* ids, int64_t item_size, int64_t queries,
-                                    int64_t keys, int64_t query_stride, int64_t key_stride,
+// Returns the plan of ids, (queries, keys) and dense, and its size; or null and a negative status.
+// With `of_queries` the lanes are keys and the rows are queries.
+IRPE_EXPORT int32_t* irpe_make_plan(const int32_t* ids, int64_t queries, int64_t keys,
                                     int64_t buckets, int32_t of_queries, int64_t* size) {
   Growing out;
-  Ids by_key = {static_cast<const char*>(ids), item_size, key_stride, query_stride};
-  Ids by_query = {by_key.data, item_size, query_stride, key_stride};
-  Status status = of_queries
-                      ? make_plan(by_query, queries, query_block(queries), keys, buckets, &out)
-                      : make_plan(by_key, keys, key_block(keys), queries, buckets, &out);
+  Status status =
+      of_queries ? make_plan({ids, keys, 1}, queries, query_block(queries), keys, buckets, &out)
+                 : make_plan({ids, 1, keys}, keys, key_block(keys), queries, buckets, &out);
   *size = status == DONE ? out.size : -status;
   if (status == DONE) return out.data;
   free(out.data);
@@ -428,5 +405,4 @@ IRPE_EXPORT int32_t* irpe_make_plan(const void* ids, int64_t item_size, int64_t 
 }
 
 IRPE_EXPORT void irpe_free(void* memory) { free(memory); }
-IRPE_EXPORT int64_t irpe_size_of_call() { return sizeof(Call); }
-IRPE_EXPORT const char* irpe_hash() { return IRPE_HASH; }
+IRPE_EXPORT const char irpe_hash[] = IRPE_HASH;

@@ -15,10 +15,9 @@ struct Table {  // (heads, rows of all maps, dim), dense; no data: there is none
   int64_t heads;  // 1 if the heads share it
 };
 
-struct Mask {  // (batch, heads, queries, keys), strides of 0 where it is broadcast
-  const void* data;
+struct Mask {  // added to (batch, heads, queries, keys); strides of 0 where it is broadcast
+  const float* data;
   int64_t batch, head, query, key;
-  int64_t is_boolean;  // bytes, 0 where a key takes no part; otherwise floats to add
 };
 
 struct Map {  // plans as `irpe_make_plan` returns them

@@ -1,13 +1,10 @@
-// Plans: which rows of a block have the same table rows in all lanes of a vector.
+// Plans: over a grid, most rows (keys) of a block have the same buckets as others in all lanes
+// (queries) of a vector. Such a cluster has few different buckets, so what is looked up for it is
+// made once by a few selections, and what is summed is first added up over its rows.
 //
-// A tile holds a vector of lanes (queries) for each of its rows (keys). Over a grid the buckets of
-// most keys repeat, so the rows of a block fall into clusters with equal buckets in every lane, and
-// a cluster has few different buckets. What is looked up for a tile is then made once per cluster,
-// by a few selections, and what is summed is first added up over a cluster.
-//
-// A plan is one array: the offsets of its streams (64 bits each), then the streams. A stream is
-//   number of clusters, and for each: number of parts, number of rows, parts (bucket, lanes), rows
-// where the bits of `lanes` name the lanes of a bucket.
+// A plan is one array: the offsets of its streams (64 bits each), then the streams. A stream is the
+// number of clusters, and for each: number of parts, number of rows, parts (bucket, lanes as bits),
+// rows.
 #pragma once
 
 #include <cstdlib>
@@ -67,24 +64,10 @@ static void collect(const int32_t* stream, const float* rows, long row_stride, f
   }
 }
 
-// Compact ids of any integer type and layout, seen as (rows of blocks, lanes).
+// The ids of a map, seen as (rows of blocks, lanes).
 struct Ids {
-  const char* data;
-  long item_size, row, lane;
-
-  int64_t at(long r, long l) const {
-    const char* p = data + (r * row + l * lane) * item_size;
-    switch (item_size) {
-      case 1:
-        return *reinterpret_cast<const uint8_t*>(p);
-      case 2:
-        return *reinterpret_cast<const int16_t*>(p);
-      case 4:
-        return *reinterpret_cast<const int32_t*>(p);
-      default:
-        return *reinterpret_cast<const int64_t*>(p);
-    }
-  }
+  const int32_t* data;
+  long row, lane;
 };
 
 // An array of 32-bit integers that grows.
@@ -117,9 +100,9 @@ struct Clusters {
       int32_t* column = columns[size];
       uint64_t hash = 0;
       for (long l = 0; l < WIDTH; ++l) {
-        int64_t id = ids.at(row + r, lane + smaller(l, lanes - 1));
+        int32_t id = ids.data[(row + r) * ids.row + (lane + smaller(l, lanes - 1)) * ids.lane];
         if (id < 0 || id >= buckets) return BAD_ID;
-        column[l] = static_cast<int32_t>(id);
+        column[l] = id;
         hash = (hash ^ static_cast<uint64_t>(id)) * 0x9e3779b97f4a7c15u;
       }
       long slot = static_cast<long>(hash >> 32) % SLOTS;

@@ -38,8 +38,7 @@ static void multiply_block(long depth, Elements a, Rows b, Rows c, bool adds) {
     for (int v = 0; v < COLUMNS; ++v) store(c.data + r * c.stride + v * WIDTH, sums[r][v]);
 }
 
-template <int COLUMNS, std::size_t... ROWS>
-constexpr auto blocks_of(std::index_sequence<ROWS...>) {
+template <int COLUMNS, std::size_t... ROWS> constexpr auto blocks_of(std::index_sequence<ROWS...>) {
   return std::array{multiply_block<COLUMNS, ROWS + 1>...};
 }
 

@@ -30,33 +30,23 @@ static void copy_rows(Rows in, long count, long width, float factor, Rows out, b
     for (long e = 0; e < width; ++e) out.data[e] = (adds ? out.data[e] : 0) + in.data[e] * factor;
 }
 
-// An element of a mask as a float: for booleans 0 where a key takes part, -infinity where not.
-IRPE_INLINE float mask_element(const Mask& mask, long offset) {
-  if (!mask.is_boolean) return static_cast<const float*>(mask.data)[offset];
-  return static_cast<const uint8_t*>(mask.data)[offset] ? 0.0f : -__builtin_inff();
-}
-
-// Applies a mask, whose element for the first query and key is at `offset`, to a tile of scores.
-static void apply_mask(const Mask& mask, long offset, long queries, long keys, float* tile) {
+// Adds a mask, whose element for the first query and key is at `data`, to a tile of scores. Where
+// it is -infinity a score becomes that, also if it was NaN.
+static void add_mask(const Mask& mask, const float* data, long queries, long keys, float* tile) {
+  const Vector lowest = broadcast(-__builtin_inff());
   float by_query[LANES][WIDTH] = {}, by_key[WIDTH][LANES];
-  for (long j = 0; j < keys; j += WIDTH, tile += WIDTH * LANES) {
+  for (long j = 0; j < keys; j += WIDTH, data += WIDTH * mask.key) {
     long count = smaller(WIDTH, keys - j), height = mask.query ? queries : 1;
-    for (long i = 0; i < height; ++i) {
-      long start = offset + i * mask.query + j * mask.key;
-      if (mask.key == 1 && count == WIDTH)  // the usual case, which compilers vectorize
-        for (long e = 0; e < WIDTH; ++e) by_query[i][e] = mask_element(mask, start + e);
-      else
-        for (long e = 0; e < count; ++e) by_query[i][e] = mask_element(mask, start + e * mask.key);
-    }
+    for (long i = 0; i < height; ++i)
+      for (long e = 0; e < count; ++e) by_query[i][e] = data[i * mask.query + e * mask.key];
     if (mask.query)
       transpose_rows({by_query[0], WIDTH}, height, WIDTH, 1, {by_key[0], LANES}, true);
     for (long e = 0; e < count; ++e)
       for (long lane = 0; lane < queries; lane += WIDTH) {
-        float* scores = tile + e * LANES + lane;
-        Vector x = mask.query ? load(by_key[e] + lane) : broadcast(by_query[0][e]),
-               s = load(scores);
-        store(scores, mask.is_boolean ? select_less(x, broadcast(0.0f), x, s) : s + x);
-      }  // booleans replace, which removes NaN
+        float* scores = tile + (j + e) * LANES + lane;
+        Vector x = mask.query ? load(by_key[e] + lane) : broadcast(by_query[0][e]);
+        store(scores, select_less(lowest, x, load(scores) + x, x));
+      }
   }
 }
 

@@ -23,13 +23,10 @@ IRPE_INLINE Vector select(int bits, Vector a, Vector b) {
 IRPE_INLINE Vector select_less(Vector x, Vector y, Vector a, Vector b) {
   return _mm512_mask_mov_ps(b, _mm512_cmp_ps_mask(x, y, _CMP_LT_OQ), a);
 }
-// The first `count` lanes, and 0 in the others.
-IRPE_INLINE Vector load_first(const float* p, long count) {
-  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1 << count) - 1), p);
-}
-IRPE_INLINE void store_first(float* p, long count, Vector x) {
-  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1 << count) - 1), x);
-}
+// The first n lanes, and 0 in the others.
+IRPE_INLINE __mmask16 first(int n) { return static_cast<__mmask16>((1 << n) - 1); }
+IRPE_INLINE Vector load_first(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+IRPE_INLINE void store_first(float* p, int n, Vector x) { _mm512_mask_storeu_ps(p, first(n), x); }
 // Transposes groups of four lanes: 4 x 4 of them.
 IRPE_INLINE void transpose_groups(Vector x[WIDTH]) {
   for (int i = 0; i < 4; ++i) {
@@ -59,16 +56,11 @@ IRPE_INLINE Vector select(int bits, Vector a, Vector b) {  // a blend looks at t
 IRPE_INLINE Vector select_less(Vector x, Vector y, Vector a, Vector b) {
   return _mm256_blendv_ps(b, a, _mm256_cmp_ps(x, y, _CMP_LT_OQ));
 }
-IRPE_INLINE Integers first_lanes(long count) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)),
-                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+IRPE_INLINE Integers first(int n) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
-IRPE_INLINE Vector load_first(const float* p, long count) {
-  return _mm256_maskload_ps(p, first_lanes(count));
-}
-IRPE_INLINE void store_first(float* p, long count, Vector x) {
-  _mm256_maskstore_ps(p, first_lanes(count), x);
-}
+IRPE_INLINE Vector load_first(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+IRPE_INLINE void store_first(float* p, int n, Vector x) { _mm256_maskstore_ps(p, first(n), x); }
 IRPE_INLINE void transpose_groups(Vector x[WIDTH]) {  // 2 x 2
   for (int i = 0; i < 4; ++i) {
     Vector a = x[i], b = x[i + 4];
@@ -86,18 +78,13 @@ IRPE_INLINE Vector maximum(Vector a, Vector b) { return OPERATION(max_ps)(a, b);
 
 // Transposes a square of WIDTH vectors in registers.
 IRPE_INLINE void transpose(Vector x[WIDTH]) {
-  auto pairs = [](Vector a) { return OPERATION(castps_pd)(a); };
-  auto low_pairs = [&](Vector a, Vector b) {
-    return OPERATION(castpd_ps)(OPERATION(unpacklo_pd)(pairs(a), pairs(b)));
-  };
-  auto high_pairs = [&](Vector a, Vector b) {
-    return OPERATION(castpd_ps)(OPERATION(unpackhi_pd)(pairs(a), pairs(b)));
-  };
   for (Vector* y = x; y < x + WIDTH; y += 4) {
     Vector low01 = OPERATION(unpacklo_ps)(y[0], y[1]), high01 = OPERATION(unpackhi_ps)(y[0], y[1]);
     Vector low23 = OPERATION(unpacklo_ps)(y[2], y[3]), high23 = OPERATION(unpackhi_ps)(y[2], y[3]);
-    y[0] = low_pairs(low01, low23), y[1] = high_pairs(low01, low23);
-    y[2] = low_pairs(high01, high23), y[3] = high_pairs(high01, high23);
+    y[0] = OPERATION(shuffle_ps)(low01, low23, 0x44),
+    y[1] = OPERATION(shuffle_ps)(low01, low23, 0xee);
+    y[2] = OPERATION(shuffle_ps)(high01, high23, 0x44),
+    y[3] = OPERATION(shuffle_ps)(high01, high23, 0xee);
   }
   transpose_groups(x);
 }
@@ -117,7 +104,7 @@ IRPE_INLINE Vector exponential(Vector x) {
   return p * AS_FLOATS(OPERATION(slli_epi32)(exponent, 23));
 }
 
-// Rows of floats in memory, and the transposed view of them, for what reads single elements.
+// Rows of floats in memory, and what reads single elements of such rows, or of their transposed.
 struct Rows {
   float* data;
   long stride;
@@ -125,7 +112,6 @@ struct Rows {
 struct Elements {
   const float* data;
   long row, column;
-  Elements(Rows x) : data(x.data), row(x.stride), column(1) {}
-  Elements(const float* d, long r, long c) : data(d), row(r), column(c) {}
 };
-IRPE_INLINE Elements transposed(Elements x) { return {x.data, x.column, x.row}; }
+IRPE_INLINE Elements by_row(Rows x) { return {x.data, x.stride, 1}; }
+IRPE_INLINE Elements by_column(Rows x) { return {x.data, 1, x.stride}; }
