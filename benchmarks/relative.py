@@ -291,12 +291,17 @@ def zeros(spec: str) -> Callable[[Place], tuple[nn.Module, dict[str, Any]]]:
 
 
 _112, _168 = at((112, 112)), at((168, 168))
+_OTHERS = at(*(size for size in SIZES if size != (112, 112)))
 Cell = tuple[Callable[[Place], tuple[nn.Module, dict[str, Any]]], list[Any]]
 CELLS: dict[str, Cell] = {
     "original": (plain, [accuracies, shifts, probe]),
     "no position": (without, [accuracies, shifts, probe]),
-    "bias": (converted(BIAS), [accuracies, shifts, probe]),
-    "K": (converted(K), [accuracies, shifts, probe]),
+    "bias": (converted(BIAS), [_112]),
+    "bias, other sizes": (converted(BIAS), [_OTHERS]),
+    "bias, positions": (converted(BIAS), [shifts, probe]),
+    "K": (converted(K), [_112]),
+    "K, other sizes": (converted(K), [_OTHERS]),
+    "K, positions": (converted(K), [shifts, probe]),
     "bias, shared": (converted("product-bias-k"), [_112]),
     "K, shared": (converted("product-contextual-k"), [_112]),
     "QK": (converted("product-contextual-qk+unshared"), [_112]),

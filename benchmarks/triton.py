@@ -175,7 +175,8 @@ def _of_cubin(cubin: bytes) -> dict[str, int]:
     jumps = [(at, re.search(r"BRA.*?0x([0-9a-f]+)", text)) for at, text in lines]
     loops = [(int(to[1], 16), at) for at, to in jumps if to and int(to[1], 16) < at]
     spills = [at for at, text in lines if re.search(r"\b(LDL|STL)\b", text)]
-    return {"registers": int(registers[1]), **_count(spills, loops), "instructions": len(lines)}
+    found = _count("instructions", [at for at, _ in lines], loops)
+    return {"registers": int(registers[1]), **_count("spills", spills, loops), **found}
 
 
 def _of_amdgcn(code: str) -> dict[str, int]:
@@ -188,13 +189,14 @@ def _of_amdgcn(code: str) -> dict[str, int]:
     spills = [at for at, line in enumerate(lines) if line.startswith("scratch_")]
     registers = re.search(r"\.vgpr_count:\s+(\d+)", code)
     assert registers is not None
-    instructions = sum(bool(re.match(r"[a-z]+_", line)) for line in lines)
-    return {"registers": int(registers[1]), **_count(spills, loops), "instructions": instructions}
+    instructions = [at for at, line in enumerate(lines) if re.match(r"[a-z]+_", line)]
+    found = _count("instructions", instructions, loops)
+    return {"registers": int(registers[1]), **_count("spills", spills, loops), **found}
 
 
-def _count(spills: list[int], loops: list[tuple[int, int]]) -> dict[str, int]:
-    inside = sum(any(first <= at <= last for first, last in loops) for at in spills)
-    return {"spills": len(spills), "spills in loops": inside}
+def _count(name: str, places: list[int], loops: list[tuple[int, int]]) -> dict[str, int]:
+    inside = sum(any(first <= at <= last for first, last in loops) for at in places)
+    return {name: len(places), f"{name} in loops": inside}
 
 
 def print_row(row: dict[str, Any]) -> None:

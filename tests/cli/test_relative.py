@@ -11,6 +11,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import irpe
+from irpe.tasks.classify.config import ClassifierConfig
+from irpe.tasks.classify.model import build_model
 
 NAME = "vit_tiny_patch16_224"
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no checksum")
@@ -51,7 +53,14 @@ def test_a_model_and_its_report_are_written(folder, extra, tmp_path):
     assert (out / "conversion.png").stat().st_size > 1000
     model = irpe.load_equipped(out)
     assert model.num_classes == 3
-    assert model.blocks[0].attn.rpe.bias_tables[0].any()
+    (table,) = model.blocks[0].attn.rpe.bias_tables
+    assert table.any()
+    if not extra:
+        config = ClassifierConfig(
+            model=NAME, image_size=64, encoding=spec, absolute="none", initial=str(out)
+        )
+        trained = build_model(config, 7)  # a start for training, with another head
+        torch.testing.assert_close(trained.blocks[0].attn.rpe.bias_tables[0], table)
 
 
 def test_json_is_the_report(folder, tmp_path):

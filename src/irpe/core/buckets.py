@@ -22,6 +22,7 @@ from irpe.errors import UserError
 
 _MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
 _MOST_ROWS = 2**38  # of a table; far below where the arithmetic of rows would overflow
+_MOST_PREFIX_TOKENS = 2**16
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
 
@@ -56,26 +57,29 @@ def bucket_maps(
                 f"{grid.prefixes}; leave it out"
             )
         return _maps_at(attention_encoding(spec), grid, torch.device(device))
-    return _constant_maps(spec, grid_shape(grid), num_prefix_tokens, device)
+    check_num_prefix_tokens(num_prefix_tokens)
+    return maps_on(spec, grid_shape(grid), num_prefix_tokens, device)
 
 
 def check_num_prefix_tokens(count: int) -> None:
     """Raises an error unless `count` is a number of tokens."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+    is_count = isinstance(count, int) and not isinstance(count, bool)
+    if not is_count or not 0 <= count <= _MOST_PREFIX_TOKENS:
         raise UserError(
-            f"num_prefix_tokens = {count!r} must be an integer of 0 or more: the tokens that stand "
-            "before the patches"
+            f"num_prefix_tokens = {count!r} must be an integer from 0 to {_MOST_PREFIX_TOKENS:,}: "
+            "the tokens that stand before the patches"
         )
 
 
 @traced_as_constant
-def _constant_maps(
+@built_once(maxsize=64)
+def maps_on(
     spec: Encoding | str,
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     num_prefix_tokens: int,
     device: torch.device | str,
 ) -> tuple[BucketMap, ...]:
-    check_num_prefix_tokens(num_prefix_tokens)
+    """Returns the maps on the grid of a shape; `bucket_maps` for checked arguments."""
     spec, grid = attention_encoding(spec), Grid.of(shape)
     _check_size(grid, num_prefix_tokens)
     if spec.method is None:  # a rotation has no tables
@@ -86,7 +90,7 @@ def _constant_maps(
     return _cached_maps(spec.method, index, grid, num_prefix_tokens, torch.device(device))
 
 
-@built_once(maxsize=16)
+@built_once(maxsize=32)  # shared by encodings that differ in targets alone
 def _cached_maps(
     method: str, index: Index | None, grid: Grid, num_prefix_tokens: int, device: torch.device
 ) -> tuple[BucketMap, ...]:

@@ -30,8 +30,9 @@ def built_once(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(build)
         def build_or_find(*args: Any, **kwargs: Any) -> R:
             found = build_in_fresh_thread(*args, **kwargs)
-            mode = _fake_mode()
-            return found if mode is None else _fake(found, mode)
+            if torch._C._len_torch_dispatch_stack() and (mode := _fake_mode()) is not None:
+                return _fake(found, mode)
+            return found
 
         build_or_find.cache_clear = build_in_fresh_thread.cache_clear  # pyright: ignore
         return cast(Callable[P, R], build_or_find)
@@ -46,8 +47,6 @@ def is_fake(tensor: Tensor) -> bool:
 
 def _fake_mode() -> Any:
     """Returns the mode that refuses real tensors, if one is in force on this thread."""
-    if not torch._C._len_torch_dispatch_stack():
-        return None
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return None if mode is None or mode.allow_non_fake_inputs else mode
 

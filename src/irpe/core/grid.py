@@ -75,7 +75,9 @@ def grid_shape(value: "Grid | Sequence[int]") -> tuple[int, ...]:
         return value.shape
     if not isinstance(value, Sequence) or isinstance(value, str):
         return Grid.of(value).shape  # says what is wrong
-    return tuple(size if isinstance(size, float) else operator.index(size) for size in value)
+    if any(isinstance(size, float | bool) for size in value):  # equal to integers as keys of caches
+        return Grid.of(value).shape  # says what is wrong
+    return tuple(operator.index(size) for size in value)
 
 
 def _is_positive_int(value: object) -> bool:

@@ -11,15 +11,17 @@ from irpe.core.buckets import (
     BucketMap,
     bucket_maps,
     check_num_prefix_tokens,
+    maps_on,
 )
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.encodings.encoding import (
-    ROLES,
+    TABLE_LISTS,
+    AttentionArguments,
     HeadSize,
     check_table_size,
 )
 from irpe.core.grid import Grid, grid_shape
-from irpe.core.positions import Positions, check_tokens
+from irpe.core.positions import Positions, axes_of, check_tokens
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
 from irpe.nn.where import Where, mask_padding
@@ -33,8 +35,6 @@ from irpe.ops.choose import Explanation, check_impl
 from irpe.ops.shapes import Mask, Scores, Tokens
 
 Temperature = Float[Tensor, "heads 1 1"]
-_LISTS = (*ROLES.values(), "bias_tables")
-_SCORE_LISTS = ("query_tables", "key_tables", "bias_tables")
 
 
 class RelativePositionEncoding(nn.Module):
@@ -87,10 +87,11 @@ class RelativePositionEncoding(nn.Module):
         self.spec = attention_encoding(spec)
         self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
         self.impl = impl
-        for role in _LISTS:
+        for role in TABLE_LISTS:
             setattr(self, role, nn.ParameterList())
         shapes = self.spec.parameter_shapes(self.size)
         check_table_size(self.spec, shapes)
+        self._lists = tuple(dict.fromkeys(n.partition(".")[0] for n in shapes if "." in n))
         self._others = tuple(name for name in shapes if "." not in name)
         for name, shape in shapes.items():
             parameter = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
@@ -139,19 +140,27 @@ class RelativePositionEncoding(nn.Module):
         learned `temperature` replaces the scale: it is a factor of all scores, those of the
         encoding included.
         """
-        q, k, maps, arguments = self._on(grid, q, k, scale, table_q, table_k, temperature)
-        attn_mask = mask_padding(attn_mask, grid)
+        q, k, maps, found, table_q, table_k, scale = self._on(
+            grid, q, k, scale, table_q, table_k, temperature
+        )
+        if isinstance(grid, Positions):
+            attn_mask = mask_padding(attn_mask, grid)
         if not maps:  # a rotation alone
-            scale = arguments.get("scale")
             return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
         return rpe_attention(
             q,
             k,
             v,
             maps,
-            **arguments,
+            query_tables=found.query_tables,
+            key_tables=found.key_tables,
+            value_tables=found.value_tables,
+            bias_tables=found.bias_tables,
             attn_mask=attn_mask,
             dropout_p=dropout_p,
+            scale=scale,
+            table_q=table_q,
+            table_k=table_k,
             impl=self.impl if impl is None else impl,
         )
 
@@ -168,43 +177,73 @@ class RelativePositionEncoding(nn.Module):
         temperature: Temperature | None = None,
     ) -> Scores:
         """Returns the attention weights a_ij; arguments as in `forward`."""
-        q, k, maps, arguments = self._on(grid, q, k, scale, table_q, table_k, temperature)
-        arguments.pop("value_tables", None)
-        attn_mask = mask_padding(attn_mask, grid)
-        return rpe_attention_weights(q, k, maps, **arguments, attn_mask=attn_mask)
+        q, k, maps, found, table_q, table_k, scale = self._on(
+            grid, q, k, scale, table_q, table_k, temperature
+        )
+        if isinstance(grid, Positions):
+            attn_mask = mask_padding(attn_mask, grid)
+        return rpe_attention_weights(
+            q,
+            k,
+            maps,
+            query_tables=found.query_tables,
+            key_tables=found.key_tables,
+            bias_tables=found.bias_tables,
+            attn_mask=attn_mask,
+            scale=scale,
+            table_q=table_q,
+            table_k=table_k,
+        )
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Where) -> Scores:
         """Returns b_ij, what the encoding adds to the scores before they are scaled.
 
         For a rotation that is the product of the rotated pair less that of the unrotated one.
         """
-        entering_q, entering_k, maps, arguments = self._on(grid, q, k)
-        tables = {name: arguments[name] for name in _SCORE_LISTS if name in arguments}
-        met_q = arguments.get("table_q", entering_q)
-        met_k = arguments.get("table_k", entering_k)
-        scores = rpe_scores(met_q, met_k, maps, **tables)
+        entering_q, entering_k, maps, found, table_q, table_k, _ = self._on(grid, q, k)
+        scores = rpe_scores(
+            entering_q if table_q is None else table_q,
+            entering_k if table_k is None else table_k,
+            maps,
+            query_tables=found.query_tables,
+            key_tables=found.key_tables,
+            bias_tables=found.bias_tables,
+        )
         return scores + entering_q @ entering_k.mT - q @ k.mT
 
     def explain(self, q: Tokens, k: Tokens, v: Tokens, *, grid: Where) -> Explanation:
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
-        q, k, maps, arguments = self._on(grid, q, k)
+        q, k, maps, found, table_q, table_k, _ = self._on(grid, q, k)
         if not maps:
             raise UserError(
                 f"{self.spec} has no tables, so there is no choice: rotated queries and keys go to "
                 "torch.nn.functional.scaled_dot_product_attention"
             )
-        return explain(q, k, v, maps, **arguments)
+        return explain(
+            q,
+            k,
+            v,
+            maps,
+            query_tables=found.query_tables,
+            key_tables=found.key_tables,
+            value_tables=found.value_tables,
+            bias_tables=found.bias_tables,
+            table_q=table_q,
+            table_k=table_k,
+        )
 
     def maps(self, grid: Where, device: torch.device | str = "cpu") -> tuple[BucketMap, ...]:
         """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
-        ndim = grid.ndim if isinstance(grid, Positions) else len(grid_shape(grid))
-        if ndim != self.ndim:
+        shape = None if isinstance(grid, Positions) else grid_shape(grid)
+        size, ndim = self.size, axes_of(grid) if shape is None else len(shape)
+        if ndim != size.ndim:
             raise UserError(
-                f"grid {grid} has {ndim} axes but the tables were made for {self.ndim} axes: pass "
+                f"grid {grid} has {ndim} axes but the tables were made for {size.ndim} axes: pass "
                 f"another grid, or make the encoding with ndim={ndim}"
             )
-        if not isinstance(grid, Positions):
-            return bucket_maps(self.spec, grid, self.num_prefix_tokens, device)
+        if shape is not None:
+            return maps_on(self.spec, shape, size.num_prefix_tokens, device)
+        assert isinstance(grid, Positions)
         if max(grid.prefixes) != self.num_prefix_tokens:
             raise UserError(
                 f"positions with {grid.prefixes} prefix tokens for queries and keys, but the "
@@ -222,12 +261,20 @@ class RelativePositionEncoding(nn.Module):
         table_q: Tokens | None = None,
         table_k: Tokens | None = None,
         temperature: Temperature | None = None,
-    ) -> tuple[Tokens, Tokens, tuple[BucketMap, ...], dict[str, Any]]:
-        """Returns queries and keys as they enter the dot product, the maps, and the rest."""
+    ) -> tuple[
+        Tokens,
+        Tokens,
+        tuple[BucketMap, ...],
+        AttentionArguments,
+        Tokens | None,
+        Tokens | None,
+        float | None,
+    ]:
+        """Returns the call: q and k as they enter the dot product, maps, tables, and the rest."""
         maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters = {name: getattr(self, name) for name in self._others}
-        for role in _LISTS:
+        for role in self._lists:
             for number, table in enumerate(getattr(self, role)):
                 parameters[f"{role}.{number}"] = table
         if isinstance(grid, Positions):
@@ -235,7 +282,7 @@ class RelativePositionEncoding(nn.Module):
             found = self.spec.arguments_on(*_whole_grid(grid, parameters, self.size), q)
         else:
             found = self.spec.arguments_on(grid, parameters, self.size, q)
-        tables, shift, rotation = found
+        shift, rotation = found.query_shift, found.rotation
         if table_q is not None and (shift is not None or rotation is not None):
             raise UserError(
                 f"table_q: encoding '{self.spec}' changes queries itself, so the attention cannot "
@@ -245,25 +292,54 @@ class RelativePositionEncoding(nn.Module):
         if rotation is not None:
             table_q, table_k = q, k
             of_queries, of_keys = _rotations(rotation, grid)
+            for x, angles in ((q, of_queries), (k, of_keys)):
+                if x.shape[-2] != angles.cos.shape[-2]:
+                    raise UserError(
+                        f"{x.shape[-2]} tokens, but grid {grid} and its prefix tokens have "
+                        f"{angles.cos.shape[-2]}: pass the grid of this input"
+                    )
             q, k = rotate(q, of_queries), rotate(k, of_keys)
-        arguments: dict[str, Any] = {**tables, "scale": scale}
         if temperature is not None:
             if scale is not None:
                 raise UserError(
                     f"scale {scale}: a temperature stands in its place; pass one of them"
                 )
-            factor = temperature.to(q.dtype)
-            q, arguments["scale"] = q * factor, 1.0
-            table_q = table_q if table_q is None else table_q * factor
-            if tables.get("query_tables"):  # the dot product has the factor from its queries
+            factor, scale = temperature.to(q.dtype), 1.0
+            q, table_q = q * factor, None if table_q is None else table_q * factor
+            if found.query_tables:  # the dot product has the factor from its queries
                 table_k = (k if table_k is None else table_k) * factor
-            biases = tables.get("bias_tables", [])
-            arguments["bias_tables"] = [x * factor[..., 0].to(x.dtype) for x in biases]
-        if table_q is not None and tables.get("key_tables"):
-            arguments["table_q"] = table_q
-        if table_k is not None and tables.get("query_tables"):
-            arguments["table_k"] = table_k
-        return q, k, maps, arguments
+            biases = [x * factor[..., 0].to(x.dtype) for x in found.bias_tables]
+            found = found._replace(bias_tables=biases)
+        table_q = table_q if found.key_tables else None
+        table_k = table_k if found.query_tables else None
+        return q, k, maps, found, table_q, table_k, scale
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Adds the encoding's text to what the state says of its modules, beside their versions."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["encoding"] = str(self.spec)
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Refuses the state of another encoding, whose tables may have the same shapes."""
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        text = local_metadata.get("encoding", str(self.spec))
+        if text != str(self.spec):
+            error_msgs.append(
+                f"{prefix[:-1]}: this is the state of encoding '{text}', not of '{self.spec}': "
+                f"make the module or equip the model with '{text}'"
+            )
 
     def extra_repr(self) -> str:
         """Returns what `print(module)` shows."""

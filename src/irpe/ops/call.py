@@ -55,9 +55,7 @@ class AttentionCall(NamedTuple):
     @property
     def needs_grad(self) -> bool:
         """Whether a backward pass may follow."""
-        return torch.is_grad_enabled() and any(
-            x.requires_grad for x in self.leaves() if x is not None
-        )
+        return needs_grad(self.leaves())
 
     @property
     def num_pairs(self) -> int:
@@ -86,11 +84,16 @@ class AttentionCall(NamedTuple):
 
     def to(self, dtype: torch.dtype) -> "AttentionCall":
         """Returns the call with all floating-point tensors in a dtype."""
-        if self.q.dtype == dtype:
-            return self
         return self.with_leaves(
             [x if x is None or x.dtype == torch.bool else x.to(dtype) for x in self.leaves()]
         )
+
+
+def needs_grad(leaves: Sequence[Tensor | None]) -> bool:
+    """Tells whether a backward pass may follow for some of these tensors."""
+    if not torch.is_grad_enabled():
+        return False
+    return any([x is not None and x.requires_grad for x in leaves])  # noqa: C419  quicker
 
 
 def head_slices(tables: Sequence[VectorTable], dim: int) -> list[slice]:

@@ -42,10 +42,15 @@ def check_call(
     for bucket_map in maps:
         _check_map(bucket_map, q, keys)
     dtype = compute_dtype(q) if dtype is None else dtype
-    of_query = _rows_in_use("query_tables", query_tables, maps, q, dtype)
-    of_key = _rows_in_use("key_tables", key_tables, maps, q, dtype)
-    of_value = _rows_in_use("value_tables", value_tables, maps, q, dtype)
-    of_bias = _rows_in_use("bias_tables", bias_tables, maps, q, dtype, is_vector=False)
+    of_query, of_key, of_value, of_bias = (
+        () if tables is None or not len(tables) else _rows_in_use(name, tables, maps, q, dtype)
+        for name, tables in (
+            ("query_tables", query_tables),
+            ("key_tables", key_tables),
+            ("value_tables", value_tables),
+            ("bias_tables", bias_tables),
+        )
+    )
     for name, tokens, kind, tables in (
         ("table_q", table_q, "key_tables", of_key),
         ("table_k", table_k, "query_tables", of_query),
@@ -59,14 +64,18 @@ def check_call(
     if not 0.0 <= dropout_p < 1.0:
         raise UserError(f"dropout_p = {dropout_p!r} must be at least 0 and less than 1")
     factor = shape[3] ** -0.5 if scale is None else float(scale)
-    if not math.isfinite(factor):
+    if scale is not None and not -math.inf < factor < math.inf:
         raise UserError(f"scale = {scale!r} must be finite; None takes 1 / sqrt(dim)")
+    if q.dtype != dtype:
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        table_q = None if table_q is None else table_q.to(dtype)
+        table_k = None if table_k is None else table_k.to(dtype)
     return AttentionCall(
-        cast(q, dtype),
-        cast(k, dtype),
-        cast(v, dtype),
-        None if table_q is None else cast(table_q, dtype),
-        None if table_k is None else cast(table_k, dtype),
+        q,
+        k,
+        v,
+        table_q,
+        table_k,
         attn_mask,
         of_query,
         of_key,
@@ -145,16 +154,12 @@ def _check_map(bucket_map: BucketMap, q: Tensor, keys: int) -> None:
 
 def _rows_in_use(
     name: str,
-    tables: Sequence[Tensor] | None,
+    tables: Sequence[Tensor],
     maps: tuple[BucketMap, ...],
     q: Tensor,
     dtype: torch.dtype,
-    *,
-    is_vector: bool = True,
 ) -> tuple[Tensor, ...]:
     """Returns the rows in use of checked tables, in a dtype."""
-    if tables is None or len(tables) == 0:
-        return ()
     if isinstance(tables, Tensor):
         raise UserTypeError(
             f"{name} is one tensor of shape {_shape(tables)}: pass a list with one table for each "
@@ -164,11 +169,11 @@ def _rows_in_use(
         raise UserError("maps is empty: pass the maps that irpe.bucket_maps(spec, grid) returns")
     if len(tables) != len(maps):
         raise UserError(f"{name} holds {len(tables)} tables for {len(maps)} maps: one for each")
-    heads, dim = q.shape[1], q.shape[3]
+    heads, dim, is_vector = q.shape[1], q.shape[3], name != "bias_tables"
     splits_head = is_vector and len(tables) > 1 and sum(x.shape[-1] for x in tables) == dim
     found: list[Tensor] = []
     for table, bucket_map in zip(tables, maps, strict=True):
-        is_plain = isinstance(table, nn.Parameter) or type(table) is Tensor
+        is_plain = type(table) is nn.Parameter or type(table) is Tensor
         if not is_plain and not torch.compiler.is_compiling() and hasattr(table, "full_tensor"):
             raise UserTypeError(
                 f"{name} holds a table that is sharded between processes: give fully_shard a "
@@ -188,7 +193,7 @@ def _rows_in_use(
             _raise_device(name, table, q)
         if bucket_map.num_used_buckets != rows:
             table = table.index_select(1, bucket_map.used_rows)
-        found.append(cast(table, dtype))
+        found.append(table if table.dtype == dtype else table.to(dtype))
     return tuple(found)
 
 

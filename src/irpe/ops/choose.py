@@ -137,9 +137,9 @@ def check_impl(name: str) -> None:
 
 def select(call: AttentionCall, impl: str) -> Implementation:
     """Returns the implementation that was asked for, or raises an error that says why not."""
-    check_impl(impl)
     if impl == "auto":
         return IMPLEMENTATIONS[choose(call)[0]]
+    check_impl(impl)
     reason = IMPLEMENTATIONS[impl].supports(call)
     if reason is not None:
         able = [name for name, other in IMPLEMENTATIONS.items() if other.supports(call) is None]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from irpe.core.bucket_map import BucketMap, KeyAxis
 from irpe.core.constants import traced_as_constant
-from irpe.ops.call import AttentionCall
+from irpe.ops.call import AttentionCall, needs_grad
 from irpe.ops.precision import without_autocast
 from irpe.ops.shapes import Keys, Tokens
 
@@ -78,14 +78,14 @@ def differentiable(call: AttentionCall, passes: Passes, keeps: bool) -> Tokens:
         passes: The two passes.
         keeps: Whether the forward pass keeps what it can for the backward pass, if there is one.
     """
-    needs_grad = call.needs_grad
+    leaves = call.leaves()
+    has_gradient = needs_grad(leaves)
     if torch.compiler.is_compiling():
         operator = getattr(torch.ops.irpe, passes.name).default
-        return operator(*_flatten(call), keeps and needs_grad)[0]
-    if not needs_grad:
+        return operator(*_flatten(call), keeps and has_gradient)[0]
+    if not has_gradient:
         return passes.forward(call, False)[0]
-    leaves = call.leaves()
-    return _Attention.apply(passes, keeps, call.with_leaves([None] * len(leaves)), *leaves)
+    return _Attention.apply(passes, keeps, call, *leaves)
 
 
 @traced_as_constant
@@ -99,11 +99,12 @@ def is_transformed() -> bool:
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, passes: Passes, keeps: bool, frame: AttentionCall, *leaves: Tensor | None
+        ctx: Any, passes: Passes, keeps: bool, call: AttentionCall, *leaves: Tensor | None
     ) -> Tokens:
-        out, kept = passes.forward(frame.with_leaves(leaves), keeps)
+        out, kept = passes.forward(call, keeps)
         kept = [out, *kept] if passes.keeps_output else kept
-        ctx.passes, ctx.frame, ctx.num_kept = passes, frame, len(kept)
+        ctx.passes, ctx.num_kept = passes, len(kept)
+        ctx.frame = call.with_leaves([None] * len(leaves))  # tensors are saved, not held
         ctx.save_for_backward(*kept, *leaves)
         return out
 

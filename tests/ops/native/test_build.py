@@ -19,9 +19,11 @@ needs_compiler = pytest.mark.skipif(build.why_not() is not None, reason=f"{build
 def fresh(monkeypatch, tmp_path):
     """Lets `library.load` look into an empty folder."""
     monkeypatch.setattr(library, "library_path", lambda w: build.library_path(w, tmp_path))
-    library.load.cache_clear()
+    for cached in (library.load, library.why_unavailable):
+        cached.cache_clear()
     yield tmp_path
-    library.load.cache_clear()
+    for cached in (library.load, library.why_unavailable):
+        cached.cache_clear()
 
 
 def width():

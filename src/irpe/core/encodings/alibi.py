@@ -49,9 +49,8 @@ class Alibi2D:
     ) -> AttentionArguments:
         """Returns the bias of every offset on the grid."""
         dtype = torch.promote_types(like.dtype, torch.float32)
-        return AttentionArguments(
-            {"bias_tables": [_constant_bias(grid_shape(grid), size, like.device, dtype)]}
-        )
+        bias = _constant_bias(grid_shape(grid), size, like.device, dtype)
+        return AttentionArguments(bias_tables=[bias])
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns 0: a bias is gathered and added, no product."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from irpe.core.encodings.encoding import (
     AttentionArguments,
     HeadSize,
+    arguments_of,
     check_whole_number,
-    tables_by_role,
     vector_table_macs,
     vector_table_shapes,
     zero_parameters,
@@ -74,9 +74,7 @@ class AxialDeepLab:
             patches, prefix = table.split([table.shape[1] - has_prefix, int(has_prefix)], dim=1)
             return torch.cat([F.pad(patches, (0, 0, 1, 1)), prefix], dim=1)
 
-        return AttentionArguments(
-            tables_by_role({name: with_zeros(table) for name, table in parameters.items()})
-        )
+        return arguments_of({name: with_zeros(table) for name, table in parameters.items()})
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of Eq. 27 for three roles."""

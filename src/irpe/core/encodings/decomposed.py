@@ -12,8 +12,8 @@ from torch import Tensor
 from irpe.core.encodings.encoding import (
     AttentionArguments,
     HeadSize,
+    arguments_of,
     check_whole_number,
-    tables_by_role,
     vector_table_macs,
     vector_table_shapes,
     zero_parameters,
@@ -75,7 +75,7 @@ class Decomposed:
             name: _resize(table, length, reach, size.num_prefix_tokens > 0)
             for (name, table), length in zip(parameters.items(), shape, strict=True)
         }
-        return AttentionArguments(tables_by_role(resized))
+        return arguments_of(resized)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of Eq. 27."""

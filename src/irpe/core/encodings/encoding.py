@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, TypedDict, cast
+from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from irpe.errors import UserError, UserTypeError
 
 _MOST_ELEMENTS = 2**34  # 64 GiB in float32, for one attention
 ROLES = {"q": "query_tables", "k": "key_tables", "v": "value_tables"}
+TABLE_LISTS = (*ROLES.values(), "bias_tables")
 
 
 class HeadSize(NamedTuple):
@@ -31,26 +32,23 @@ class HeadSize(NamedTuple):
     ndim: int
 
 
-class RoleTables(TypedDict, total=False):
-    """Tables by the names of `rpe_attention`'s arguments, one for each map."""
-
-    query_tables: list[Tensor]
-    key_tables: list[Tensor]
-    value_tables: list[Tensor]
-    bias_tables: list[Tensor]
-
-
 class AttentionArguments(NamedTuple):
     """What an encoding gives `rpe_attention` on a grid.
 
     Args:
-        tables: Its tables.
+        query_tables: One for each map, or none; so the next three, as in `rpe_attention`.
+        key_tables: See there.
+        value_tables: See there.
+        bias_tables: See there.
         query_shift: What is added to the queries first, if anything.
         rotation: How queries and keys are turned before their product, if they are. The tables meet
             them before that.
     """
 
-    tables: RoleTables
+    query_tables: Sequence[Tensor] = ()
+    key_tables: Sequence[Tensor] = ()
+    value_tables: Sequence[Tensor] = ()
+    bias_tables: Sequence[Tensor] = ()
     query_shift: Tensor | None = None
     rotation: Rotation | None = None
 
@@ -154,12 +152,13 @@ def vector_table_shapes(
     }
 
 
-def tables_by_role(parameters: Mapping[str, Tensor]) -> RoleTables:
-    """Returns the tables of each role in the order of their maps."""
+def arguments_of(parameters: Mapping[str, Tensor]) -> AttentionArguments:
+    """Returns the tables, which have the names of their lists, in the order of their maps."""
     tables: dict[str, list[Tensor]] = {}
     for name, table in parameters.items():
         tables.setdefault(name.partition(".")[0], []).append(table)
-    return cast(RoleTables, tables)
+    query, key, value, bias = (tables.get(name, ()) for name in TABLE_LISTS)
+    return AttentionArguments(query, key, value, bias)
 
 
 def vector_table_macs(

@@ -80,7 +80,7 @@ class LogCPB:
         bias = _REACH * (parameters["last_weight"] @ hidden.T / 2).tanh()  # heads, offsets
         if size.num_prefix_tokens:
             bias = torch.cat([bias, parameters["prefix_rows"]], dim=1)
-        return AttentionArguments({"bias_tables": [bias * size.head_dim**0.5]})
+        return AttentionArguments(bias_tables=[bias * size.head_dim**0.5])
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of the network on every offset."""

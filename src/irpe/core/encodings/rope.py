@@ -86,7 +86,7 @@ class RopeAxial(_WithoutTables):
         unit = 2 * math.pi if self.normalized else 1.0
         frequencies = tuple(unit * self.base ** (-pair / pairs) for pair in range(pairs))
         rotation = axial_rotation(grid, frequencies, self.normalized, size.num_prefix_tokens, like)
-        return AttentionArguments({}, rotation=rotation)
+        return AttentionArguments(rotation=rotation)
 
     def __str__(self) -> str:
         return f"rope-axial@{_text(self.base)}" + ("+normalized" if self.normalized else "")
@@ -138,7 +138,7 @@ class RopeMixed(_WithoutTables):
     ) -> AttentionArguments:
         """Returns the rotation on a grid."""
         rotation = mixed_rotation(grid, parameters["frequencies"], size.num_prefix_tokens)
-        return AttentionArguments({}, rotation=rotation)
+        return AttentionArguments(rotation=rotation)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of the angles: the coordinates of tokens times the frequencies."""

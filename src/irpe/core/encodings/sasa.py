@@ -9,9 +9,9 @@ from torch import Tensor
 from irpe.core.encodings.encoding import (
     AttentionArguments,
     HeadSize,
+    arguments_of,
     check_splits_head,
     check_whole_number,
-    tables_by_role,
     vector_table_macs,
     vector_table_shapes,
     zero_parameters,
@@ -71,7 +71,7 @@ class Sasa:
         like: Tensor,
     ) -> AttentionArguments:
         """Returns the tables, the same on every grid."""
-        return AttentionArguments(tables_by_role(parameters))
+        return arguments_of(parameters)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of Eq. 27 on a part of a head for each axis."""

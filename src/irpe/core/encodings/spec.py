@@ -10,7 +10,7 @@ from irpe.core.choices import check_choice
 from irpe.core.encodings.encoding import (
     AttentionArguments,
     HeadSize,
-    tables_by_role,
+    arguments_of,
     vector_table_macs,
     vector_table_shapes,
     zero_parameters,
@@ -126,10 +126,9 @@ class RPESpec:
         like: Tensor,
     ) -> AttentionArguments:
         """Returns the tables, the same on every grid."""
-        tables = tables_by_role(parameters)
-        if self.tied:  # Eq. 11: p_ij is shared by queries and keys
-            tables["query_tables"] = tables.get("key_tables", [])
-        return AttentionArguments(tables)
+        found = arguments_of(parameters)
+        # Eq. 11: p_ij is shared by queries and keys
+        return found._replace(query_tables=found.key_tables) if self.tied else found
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of Eq. 27 for each target; a bias is gathered and added, no product."""

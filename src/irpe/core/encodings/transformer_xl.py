@@ -11,7 +11,6 @@ from torch import Tensor
 from irpe.core.encodings.encoding import (
     AttentionArguments,
     HeadSize,
-    RoleTables,
     check_splits_head,
     vector_table_macs,
     zero_parameters,
@@ -68,11 +67,11 @@ class TransformerXL:
             rows = torch.cat([rows, parameters["prefix_rows"]])
         content_shift = parameters["content_shift"]
         bias = (rows * (parameters["position_shift"] - content_shift)).sum(-1)
-        tables: RoleTables = {
-            "key_tables": [rows.unsqueeze(0)],
-            "bias_tables": [bias.unsqueeze(0)],
-        }
-        return AttentionArguments(tables, content_shift)
+        return AttentionArguments(
+            key_tables=[rows.unsqueeze(0)],
+            bias_tables=[bias.unsqueeze(0)],
+            query_shift=content_shift,
+        )
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of Eq. 26 or 27, and that of the projection of every offset."""

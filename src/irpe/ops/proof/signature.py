@@ -145,15 +145,17 @@ def version_of(package: str) -> str:
 def _describe_tables(tables: tuple[Tensor, ...], dim: int) -> str:
     if not tables:
         return ""
-    heads = "shared" if all(table.shape[0] == 1 for table in tables) else "heads"
-    is_split = tables[0].ndim == 3 and any(table.shape[-1] != dim for table in tables)
-    return heads + (" " + "+".join(str(t.shape[-1]) for t in tables) if is_split else "")
+    shapes = [table.shape for table in tables]
+    heads = "shared" if max(shape[0] for shape in shapes) == 1 else "heads"
+    if len(shapes[0]) == 2 or shapes[0][-1] == dim:
+        return heads
+    return f"{heads} " + "+".join(str(shape[-1]) for shape in shapes)
 
 
 def _describe_maps(call: AttentionCall) -> str:
-    if all(m.key_axis is not None for m in call.maps):
+    if None not in [m.key_axis for m in call.maps]:
         return f"{len(call.maps)} by axis"
-    return f"{len(call.maps)}" + " by image" * any(m.compact_ids.ndim == 3 for m in call.maps)
+    return f"{len(call.maps)}" + " by image" * (3 in [m.compact_ids.ndim for m in call.maps])
 
 
 def _describe_mask(mask: Tensor | None) -> str:

@@ -48,7 +48,8 @@ class BucketsOfQueries:
     """An id for each key; the token is the query."""
 
     def __init__(self, bucket_map: BucketMap) -> None:
-        self._index = _Index(bucket_map)
+        self._map = bucket_map
+        self._last: tuple[slice, Tensor] | None = None
 
     def prepare(self, z: Sums) -> Tensor:
         """Returns z itself."""
@@ -56,7 +57,8 @@ class BucketsOfQueries:
 
     def look_up(self, values: Tensor, place: Slice) -> Scores:
         """Returns the score of each pair of a slice."""
-        return gather(part(values, place), self._index.at(place), "query")
+        values = values if place is ALL else values[place]
+        return gather(values, self._index(place), "query")
 
     def new_sums(self, pairs: Scores, tokens: Sequence[int], rows: int) -> Tensor:
         """Returns zeros for each query and row."""
@@ -64,11 +66,19 @@ class BucketsOfQueries:
 
     def add_up_(self, sums: Tensor, place: Slice, pairs: Scores) -> None:
         """Adds the pairs of a slice to the sums."""
-        add_bucket_sum_(part(sums, place), pairs, self._index.at(place), "query")
+        add_bucket_sum_(part(sums, place), pairs, self._index(place), "query")
 
     def sums_of_rows(self, sums: Tensor, rows: int) -> Sums:
         """Returns the sums themselves."""
         return sums
+
+    def _index(self, place: Slice) -> Integer[Tensor, "*batch_and_head query key"]:
+        """Returns the 64-bit ids of a slice; slices of the same queries follow each other."""
+        if self._last is None or self._last[0] != place.queries:
+            index = self._map.index(None if place is ALL else place.queries)
+            self._last = place.queries, index if index.ndim == 2 else index.unsqueeze(1)
+        index = self._last[1]
+        return index if index.ndim == 2 or place is ALL else index[place.images]
 
 
 class BucketsOfKeys:
@@ -78,7 +88,8 @@ class BucketsOfKeys:
     """
 
     def __init__(self, bucket_map: BucketMap) -> None:
-        self._index = _Index(bucket_map, bucket_map.num_used_buckets)
+        self._map = bucket_map
+        self._last: tuple[slice, Tensor] | None = None
 
     def prepare(self, z: Sums) -> Tensor:
         """Returns the scores of all keys and rows, one after the other."""
@@ -86,7 +97,7 @@ class BucketsOfKeys:
 
     def look_up(self, values: Tensor, place: Slice) -> Scores:
         """Returns the score of each pair of a slice."""
-        return gather(part_of_keys(values, place), self._index.at(place), "nobody")
+        return gather(part_of_keys(values, place), self._index(place), "nobody")
 
     def new_sums(self, pairs: Scores, tokens: Sequence[int], rows: int) -> Tensor:
         """Returns zeros for each key and row, one after the other."""
@@ -95,26 +106,17 @@ class BucketsOfKeys:
 
     def add_up_(self, sums: Tensor, place: Slice, pairs: Scores) -> None:
         """Adds the pairs of a slice to the sums."""
-        add_bucket_sum_(part_of_keys(sums, place), pairs, self._index.at(place), "nobody")
+        add_bucket_sum_(part_of_keys(sums, place), pairs, self._index(place), "nobody")
 
     def sums_of_rows(self, sums: Tensor, rows: int) -> Sums:
         """Returns the sums for each key and row."""
         return sums.view(*sums.shape[:2], -1, rows)
 
-
-class _Index:
-    """The 64-bit index of the pairs of a slice; slices of the same queries follow each other."""
-
-    def __init__(self, bucket_map: BucketMap, rows_of_keys: int = 0) -> None:
-        self._map, self._rows_of_keys = bucket_map, rows_of_keys
-        self._last: tuple[slice, Tensor] | None = None
-
-    def at(self, place: Slice) -> Integer[Tensor, "*batch_and_head query key"]:
+    def _index(self, place: Slice) -> Integer[Tensor, "*batch_and_head query key"]:
+        """Returns each pair's place in that set; slices of the same queries follow each other."""
         if self._last is None or self._last[0] != place.queries:
-            index = self._map.index(None if place is ALL else place.queries)
-            if self._rows_of_keys:
-                keys = index.shape[-1]
-                index = index + torch.arange(keys, device=index.device) * self._rows_of_keys
+            index, rows = self._map.index(place.queries), self._map.num_used_buckets
+            index = index + torch.arange(index.shape[-1], device=index.device) * rows
             self._last = place.queries, index if index.ndim == 2 else index.unsqueeze(1)
         index = self._last[1]
         return index if index.ndim == 2 or place is ALL else index[place.images]

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from irpe.core.bucket_map import BucketMap
 from irpe.ops.call import AttentionCall
 from irpe.ops.differentiable import Gradients
 from irpe.ops.gather import bias_sum, gather_bias
@@ -15,11 +16,11 @@ from irpe.ops.impl.fast.slices import (
     drop,
     make_slices,
     part,
-    part_of_keys,
     part_of_mask,
+    parts,
 )
 from irpe.ops.impl.fast.terms import RowTerm, Term, make_terms
-from irpe.ops.precision import accumulation_dtype, add_product_, cast, product, product_dtype
+from irpe.ops.precision import accumulation_dtype, add_product_, cast, product
 from irpe.ops.shapes import Scores, Tokens
 from irpe.ops.softmax import add_mask_, masked_scores, masked_softmax_into
 
@@ -32,27 +33,28 @@ class FastPasses:
 
     def forward(self, call: AttentionCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
         """Returns the output; if asked to, the weights, and their sums for value tables."""
-        if not call.num_pairs:
+        if not (call.q.numel() and call.k.numel()):
             return call.q.new_zeros(call.q.shape), []
-        scores = _Scores(call)
+        dtype, scores = call.q.dtype, _Scores(call)
+        call, wide = scores.call, scores.wide
         if not (keeps or call.value_tables or call.seed is not None):
-            return _through_pytorchs_kernel(call, scores), []
-        dtype = accumulation_dtype(call.q.dtype)
-        q, k, v = (cast(x, scores.operand).contiguous() for x in call[:3])
-        terms = make_terms(q, _cast_all(call.value_tables, q), call.maps, 1.0, "query")
-        out = q.new_empty(q.shape, dtype=dtype)
-        weights = q.new_empty(*q.shape[:3], k.shape[2], dtype=dtype) if keeps else None
+            return _through_pytorchs_kernel(scores, dtype), []
+        q, k, v = call.q.contiguous(), call.k.contiguous(), call.v.contiguous()
+        terms = make_terms(q, call.value_tables, call.maps, 1.0) if call.value_tables else []
+        out = q.new_empty(q.shape, dtype=wide)
+        weights = q.new_empty(*q.shape[:3], k.shape[2], dtype=wide) if keeps else None
         for place in make_slices(call, makes_weights=True):
-            a = scores.weights(q, k, place, None if weights is None else part(weights, place))
-            a = drop(a, call, place)
-            operand = cast(a, scores.operand)
-            add_product_(part(out, place), operand, part_of_keys(v, place), beta=0.0)
+            (of_out, of_q), (of_k, of_v) = parts(place, (out, q), (k, v))
+            of_weights = weights if weights is None or place is ALL else weights[place]
+            a = scores.weights(of_q, of_k, place, of_weights)
+            a = a if call.seed is None else drop(a, call, place)
+            add_product_(of_out, a if wide == q.dtype else a.to(q.dtype), of_v, beta=0.0)
             for term in terms:
                 term.collect(place, a, "combination")
         for term in terms:
             term.add_combination_(out)
-        kept = [] if weights is None else [weights, *_sums(terms)]
-        return cast(out, call.q.dtype), kept
+        out = out if dtype == wide else out.to(dtype)
+        return out, [] if weights is None else [weights, *(_sums(terms) if terms else ())]
 
     def fake_forward(self, call: AttentionCall, keeps: bool) -> tuple[Tokens, list[Tensor]]:
         """Returns tensors of the shapes of what `forward` returns."""
@@ -61,7 +63,8 @@ class FastPasses:
             return out, []
         shape, keys = call.q.shape[:3], call.k.shape[2]
         dtype = accumulation_dtype(call.q.dtype)
-        terms = make_terms(call.q, call.value_tables, call.maps, 1.0, "query")
+        tables = call.value_tables
+        terms = make_terms(call.q, tables, call.maps, 1.0) if tables else []
         rows = [sum(term.rows) for term in terms if isinstance(term, RowTerm)]
         return out, [call.q.new_empty(*shape, width, dtype=dtype) for width in (keys, *rows)]
 
@@ -71,38 +74,39 @@ class FastPasses:
         """Returns the gradients, given that of the output and what was kept."""
         if not call.num_pairs:
             return _no_gradients(call, mask_needs_grad)
-        scores = _Scores(call)
-        operand, scale, dtype = scores.operand, call.scale, accumulation_dtype(call.q.dtype)
-        q, k, v, g = (cast(x, operand).contiguous() for x in (*call[:3], grad))
-        dq, dk, dv = (torch.empty_like(x, dtype=dtype) for x in (q, k, v))
+        dtype, scores = call.q.dtype, _Scores(call)
+        call, wide, scale = scores.call, scores.wide, call.scale
+        operand = call.q.dtype
+        q, k, v = call.q.contiguous(), call.k.contiguous(), call.v.contiguous()
+        g = cast(grad, operand).contiguous()
+        dq, dk, dv = (torch.empty_like(x, dtype=wide) for x in (q, k, v))
         dmask = None
         if mask_needs_grad and call.mask is not None:
-            dmask = torch.zeros_like(call.mask, dtype=dtype)
-        dbias = [torch.zeros_like(table, dtype=dtype) for table in call.bias_tables]
-        values = make_terms(g, _cast_all(call.value_tables, g), call.maps, 1.0, "query")
+            dmask = torch.zeros_like(call.mask, dtype=wide)
+        dbias = [torch.zeros_like(table, dtype=wide) for table in call.bias_tables]
+        values = make_terms(g, call.value_tables, call.maps, 1.0) if call.value_tables else []
         to_collect = _restore_sums(values, kept[1:]) if kept else values
         for place in make_slices(call, makes_weights=True):
-            of_q, of_k = part(q, place), part_of_keys(k, place)
-            a = part(kept[0], place) if kept else scores.weights(q, k, place, None)
-            dropped = drop(a, call, place)
+            (of_q, of_g, of_dq), (of_k, of_v, of_dk, of_dv) = parts(
+                place, (q, g, dq), (k, v, dk, dv)
+            )
+            a = part(kept[0], place) if kept else scores.weights(of_q, of_k, place, None)
+            dropped = a if call.seed is None else drop(a, call, place)
             has_before = float(bool(place.queries.start))  # other queries have added to dk and dv
-            of_g = part(g, place)
-            add_product_(part_of_keys(dv, place), cast(dropped, operand).mT, of_g, beta=has_before)
-            da = _add_scores(of_g, part_of_keys(v, place), _sum_of_scores(values, place), 1.0)
+            add_product_(of_dv, cast(dropped, operand).mT, of_g, beta=has_before)
+            da = _add_scores(of_g, of_v, _sum_of_scores(values, place), 1.0)
             for term in to_collect:
                 term.collect(place, dropped, "gradient")
-            da = drop(da, call, place)
+            da = da if call.seed is None else drop(da, call, place)
             de = torch.ops.aten._softmax_backward_data(da, a, -1, a.dtype)
             narrow = cast(de, operand)
-            add_product_(part(dq, place), narrow, of_k, scale, beta=0.0)
-            add_product_(part_of_keys(dk, place), narrow.mT, of_q, scale, beta=has_before)
+            add_product_(of_dq, narrow, of_k, scale, beta=0.0)
+            add_product_(of_dk, narrow.mT, of_q, scale, beta=has_before)
             for term in scores.terms:
                 term.collect(place, de)
             for table, bucket_map in zip(dbias, call.maps if dbias else (), strict=True):
                 of_heads = table if table.shape[0] == 1 else table[place.heads]
-                ids = bucket_map.index(place.queries)
-                ids = ids if ids.ndim == 2 else ids[place.images].unsqueeze(1)
-                of_heads += bias_sum(de, ids, of_heads)
+                of_heads += bias_sum(de, _ids(bucket_map, place), of_heads)
             if dmask is not None:
                 of_slice = part_of_mask(dmask, place)
                 of_slice += de.sum_to_size(of_slice.shape)
@@ -119,20 +123,25 @@ class FastPasses:
         ]
         of_tables += [table * scale for table in dbias]
         found = Gradients(dq, dk, dv, table_dq, table_dk, dmask, of_tables)
-        return found.to(call.q.dtype)
+        return found.to(dtype)
 
 
 class _Scores:
     """The scores of the encoding, b_ij times the scale, on any slice of a call."""
 
     def __init__(self, call: AttentionCall) -> None:
-        self.call = call
-        self.operand = product_dtype(call.q.dtype, call.q.device)
-        x = cast(call.q if call.table_q is None else call.table_q, self.operand)
-        y = cast(call.k if call.table_k is None else call.table_k, self.operand)
-        key_tables, query_tables = _cast_all(call.key_tables, x), _cast_all(call.query_tables, y)
-        self.key_terms = make_terms(x, key_tables, call.maps, call.scale, "query")
-        self.query_terms = make_terms(y, query_tables, call.maps, call.scale, "key")
+        self.wide = accumulation_dtype(call.q.dtype)
+        # CUDA and ROCm devices multiply 16-bit matrices with float32 sums.
+        operand = call.q.dtype if call.q.device.type == "cuda" else self.wide
+        self.call = call = call if call.q.dtype == operand else call.to(operand)
+        self.key_terms: list[Term] = []
+        self.query_terms: list[Term] = []
+        if call.key_tables:
+            x = call.q if call.table_q is None else call.table_q
+            self.key_terms = make_terms(x, call.key_tables, call.maps, call.scale)
+        if call.query_tables:
+            x = call.k if call.table_k is None else call.table_k
+            self.query_terms = make_terms(x, call.query_tables, call.maps, call.scale, "key")
         self.terms = [*self.key_terms, *self.query_terms]
         self._last_bias: tuple[object, Tensor] | None = None
 
@@ -145,8 +154,15 @@ class _Scores:
         return bias if total is None else total.add_(bias)
 
     def weights(self, q: Tokens, k: Tokens, place: Slice, out: Scores | None) -> Scores:
-        """Returns the attention weights of a slice, before dropout."""
-        q, k, b, mask = part(q, place), part_of_keys(k, place), self.at(place), self.call.mask
+        """Returns the attention weights of a slice, before dropout.
+
+        Args:
+            q: Its queries.
+            k: Its keys.
+            place: The slice.
+            out: Where to write the weights, if given.
+        """
+        b, mask = self.at(place), self.call.mask
         if b is not None and not self.terms:  # a bias alone may be broadcast, and is used again
             b = b.expand(*q.shape[:3], k.shape[2]).clone(memory_format=torch.contiguous_format)
         e = _add_scores(q, k, b, self.call.scale)
@@ -162,10 +178,8 @@ class _Scores:
             total: Tensor | None = None
             for table, bucket_map in zip(call.bias_tables, call.maps, strict=True):
                 table = table if table.shape[0] == 1 else table[place.heads]
-                ids = bucket_map.index(place.queries)
-                ids = ids if ids.ndim == 2 else ids[place.images].unsqueeze(1)
                 wide = cast(table, accumulation_dtype(table.dtype)) * call.scale
-                found = gather_bias(wide, ids)
+                found = gather_bias(wide, _ids(bucket_map, place))
                 found = found if found.ndim == 4 else found.unsqueeze(0)
                 total = found if total is None else total + found
             assert total is not None
@@ -173,29 +187,30 @@ class _Scores:
         return self._last_bias[1]
 
 
-def _through_pytorchs_kernel(call: AttentionCall, scores: _Scores) -> Tokens:
+def _through_pytorchs_kernel(scores: _Scores, dtype: torch.dtype) -> Tokens:
     """Returns the output of `scaled_dot_product_attention`, which takes b_ij as a mask."""
-    q, k, v = (cast(x, scores.operand) for x in call[:3])
-    out = None
+    call, out = scores.call, None
     for place in make_slices(call, makes_weights=False):
         bias = scores.at(place)
         assert bias is not None
         if call.mask is not None:
             mask = part_of_mask(call.mask, place)
             bias = add_mask_(bias, mask) if scores.terms else masked_scores(bias, mask)
-        z = F.scaled_dot_product_attention(
-            part(q, place),
-            part_of_keys(k, place),
-            part_of_keys(v, place),
-            cast(bias, scores.operand),
-            scale=call.scale,
-        )
+        bias = bias if bias.dtype == call.q.dtype else bias.to(call.q.dtype)
+        (q,), (k, v) = parts(place, (call.q,), (call.k, call.v))
+        z = F.scaled_dot_product_attention(q, k, v, bias, scale=call.scale)
         if place is ALL:
-            return cast(z, call.q.dtype)
-        out = call.q.new_empty(call.q.shape) if out is None else out
+            return z if z.dtype == dtype else z.to(dtype)
+        out = z.new_empty(call.q.shape, dtype=dtype) if out is None else out
         out[place] = z
     assert out is not None
     return out
+
+
+def _ids(bucket_map: BucketMap, place: Slice) -> Tensor:
+    """Returns the ids of the pairs of a slice, with an axis for heads where images differ."""
+    ids = bucket_map.index(place.queries)
+    return ids if ids.ndim == 2 else ids[place.images].unsqueeze(1)
 
 
 def _sum_of_scores(terms: Sequence[Term], place: Slice) -> Scores | None:
@@ -224,10 +239,6 @@ def _restore_sums(terms: Sequence[Term], sums: Sequence[Tensor]) -> list[Term]:
     for term, kept in zip(efficient, sums, strict=True):
         term.sums = kept
     return [term for term in terms if not isinstance(term, RowTerm)]
-
-
-def _cast_all(tables: Sequence[Tensor], like: Tensor) -> list[Tensor]:
-    return [cast(table, like.dtype) for table in tables]
 
 
 def _no_gradients(call: AttentionCall, mask_needs_grad: bool) -> Gradients:

@@ -64,10 +64,10 @@ def make_slices(call: AttentionCall, makes_weights: bool) -> list[Slice]:
 
     Slices of the same queries follow each other.
     """
-    bounds = bounds_of(call.q.device)
+    is_cpu = call.q.device.type == "cpu"
+    bounds = BOUNDS["cpu" if is_cpu else "other"]
     most = bounds.weights if makes_weights else bounds.mask
-    if call.q.device.type == "cpu":
-        most *= torch.get_num_threads()
+    most *= torch.get_num_threads() if is_cpu else 1
     batch, heads, queries, dim = call.q.shape
     keys, per_pair = call.k.shape[2], 1
     pairs = [(table, queries) for table in call.query_tables]
@@ -109,6 +109,16 @@ def part_of_keys(x: Tensor, place: Slice) -> Tensor:
     return x if place is ALL else x[place.images, place.heads]
 
 
+def parts(
+    place: Slice, of_queries: tuple[Tensor, ...], of_keys: tuple[Tensor, ...]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Returns the slices of what each query has, and of what each key has."""
+    if place is ALL:
+        return of_queries, of_keys
+    heads = place[:2]
+    return tuple(x[place] for x in of_queries), tuple(x[heads] for x in of_keys)
+
+
 def part_of_mask(mask: Tensor, place: Slice) -> Tensor:
     """Returns a slice of a mask, which may be broadcast."""
     if place is ALL:
@@ -123,8 +133,7 @@ def drop(scores: Scores, call: AttentionCall, place: Slice) -> Scores:
     Whether a weight is dropped depends on the seed and on the place of its pair in the call: on no
     slice, so that it is the same in both passes whatever the number of threads.
     """
-    if call.seed is None:
-        return scores
+    assert call.seed is not None
     _, heads, queries, keys = (*call.q.shape[:3], call.k.shape[2])
     images, of_heads, of_queries = (
         range(*chosen.indices(size)) for chosen, size in zip(place, call.q.shape, strict=False)

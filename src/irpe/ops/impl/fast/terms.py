@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from irpe.core.bucket_map import BucketMap
@@ -76,9 +77,14 @@ class RowTerm:
     def scores(self, place: Slice) -> Scores:
         """Returns x . r_ij, scaled, for the pairs of a slice: Eq. 28."""
         if self._values is None:
-            z = product(self.x, table_matrix(self.table).mT, self.scale)  # Eq. 27
-            self._values = self.lookup.prepare(z)
+            self._values = self.lookup.prepare(self._z())
         return self.lookup.look_up(self._values, place)
+
+    def _z(self) -> Tensor:
+        """Returns the scaled product of each token with each row, Eq. 27."""
+        if self.table.shape[0] == 1 and self.table.dtype.itemsize > 2:
+            return F.linear(self.x, self.table[0] * self.scale)
+        return product(self.x, table_matrix(self.table).mT, self.scale)
 
     def collect(self, place: Slice, pairs: Scores, use: Use = "both") -> None:
         """Adds the pairs of a slice to the sums, which serve both uses."""
@@ -179,7 +185,7 @@ def make_terms(
     tables: Sequence[VectorTable],
     maps: Sequence[BucketMap],
     scale: float,
-    owner: Owner,
+    owner: Owner = "query",
 ) -> list[Term]:
     """Returns the terms of one kind of tables, each in the form that takes fewer operations.
 
@@ -193,8 +199,6 @@ def make_terms(
         scale: A factor of all scores.
         owner: Which token of a pair is x.
     """
-    if not tables:
-        return []
     dim = x.shape[-1]
     queries, keys = maps[0].compact_ids.shape[-2:]
     is_small = queries * keys <= _FEW_PAIRS
@@ -206,7 +210,7 @@ def make_terms(
         if fits and len(shapes) == 1 and tables[0].shape[2] == dim:
             return [RowTerm(x, tables, slice(None), AxesOfKeys(maps), scale)]
     terms: list[Term] = []
-    slices = head_slices(tables, dim)
+    slices = [slice(None)] if len(tables) == 1 else head_slices(tables, dim)
     for table, dims, bucket_map, axis in zip(tables, slices, maps, axes, strict=True):
         if table.shape[1] > pairs_of_token:
             terms.append(PairTerm(x, table, dims, bucket_map, scale, owner))

@@ -23,19 +23,28 @@ _MOST_ROWS = 4096  # of all maps: a block of queries has an element for each
 
 def supports(call: AttentionCall) -> str | None:
     """Returns why the call cannot be computed here, or `None` if it can."""
-    rows = sum(bucket_map.num_used_buckets for bucket_map in call.maps)
-    reasons = (
-        (_why_unavailable(), _why_unavailable()),
-        (call.q.device.type != "cpu", f"its kernels are for the CPU, not for {call.q.device.type}"),
-        (call.q.dtype != torch.float32, f"its kernels are for torch.float32, not {call.q.dtype}"),
-        (call.dropout_p, "its kernels drop no weights"),
-        (call.mask is not None and call.mask.requires_grad, "the mask needs a gradient"),
-        (any(m.compact_ids.ndim == 3 for m in call.maps), "the maps differ between images"),
-        (rows > _MOST_ROWS, f"{rows:,} table rows are in use, more than {_MOST_ROWS:,}"),
-        (is_transformed(), "torch.func and forward-mode differentiation need plain operators"),
-        (_is_watched(call.q), "a dispatch mode or a tensor's class looks at PyTorch's operators"),
-    )
-    return next((reason for applies, reason in reasons if applies), None)
+    missing = _why_unavailable()
+    if missing is not None:
+        return missing
+    q, mask = call.q, call.mask
+    if q.device.type != "cpu":
+        return f"its kernels are for the CPU, not for {q.device.type}"
+    if q.dtype != torch.float32:
+        return f"its kernels are for torch.float32, not {q.dtype}"
+    if call.dropout_p:
+        return "its kernels drop no weights"
+    if mask is not None and mask.requires_grad:
+        return "the mask needs a gradient"
+    if any(m.compact_ids.ndim == 3 for m in call.maps):
+        return "the maps differ between images"
+    rows = sum([m.num_used_buckets for m in call.maps])
+    if rows > _MOST_ROWS:
+        return f"{rows} table rows are in use, more than {_MOST_ROWS}"
+    if is_transformed():
+        return "torch.func and forward-mode differentiation need plain operators"
+    if _is_watched(q):
+        return "a dispatch mode or a tensor's class looks at PyTorch's operators"
+    return None
 
 
 def attention(call: AttentionCall) -> Tokens:

@@ -53,6 +53,7 @@ def load() -> Any:
     return library
 
 
+@cache
 def why_unavailable() -> str | None:
     """Returns why there is no compiled library, or `None` if there is."""
     try:
