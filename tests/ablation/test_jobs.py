@@ -45,3 +45,4 @@ def test_a_machine_is_named():
     found = describe_machine(torch.device("cpu"))
     assert found["torch"] == torch.__version__
     assert found["processor"]
+    assert found["implementation"] in {"native", "fast"}

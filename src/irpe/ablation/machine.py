@@ -75,8 +75,18 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "timm": timm.__version__,
         "python": platform.python_version(),
+        "implementation": _implementation(device),
         "processor": torch.cuda.get_device_name(device) if is_gpu else processor(),
     }
+
+
+def _implementation(device: torch.device) -> str:
+    """Returns the name of the implementation that a call of attention takes on a device."""
+    q, maps = (
+        torch.zeros(1, 1, 4, 8, device=device),
+        irpe.bucket_maps("product-contextual-k", (2, 2)),
+    )
+    return irpe.explain(q, q, q, maps, key_tables=[torch.zeros(1, 49, 8, device=device)]).name
 
 
 def processor() -> str:
