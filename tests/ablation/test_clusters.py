@@ -18,7 +18,8 @@ from ablation.slurm_cluster import NODES, SlurmCluster, ask, missing_parts
 from ablation.small import small_cells, write_images
 
 from irpe.ablation.cells import read_result
-from irpe.ablation.executors import Dask, LocalProcesses, Slurm
+from irpe.ablation.clusters import Dask, Slurm
+from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.running import Failure, run_cells
 from irpe.train.signals import StoppedError
 

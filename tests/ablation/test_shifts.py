@@ -72,6 +72,6 @@ def test_grey_images_get_black_and_photographs_their_reflection(mode):
     images = SimpleNamespace(mode=mode, transform=lambda image: torch.zeros(channels, 8, 8))
     batch = Batch(torch.ones(4, channels, 8, 8), torch.zeros(4, dtype=torch.int64),
                   torch.arange(4), torch.zeros(4, dtype=torch.bool))  # fmt: skip
-    with mock.patch.object(shifts, "every_batch", lambda *arguments: [batch]):
+    with mock.patch.object(shifts, "every_batch", return_value=[batch]):
         (found,) = shifts.classify_shifted(Bright(), images, (1,), Accelerator(cpu=True))
     assert found == (mode == "RGB",) * 4

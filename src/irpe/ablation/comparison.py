@@ -87,8 +87,7 @@ def ablate(
 ) -> AblationReport:
     """Trains and evaluates each row with each seed, writes a report, and returns it.
 
-    The same ablation goes on where it stopped. In a script, call it below `if __name__ ==
-    "__main__":`, for its cells are processes of their own.
+    The same ablation goes on where it stopped.
 
     Args:
         ablation: What is compared.

@@ -14,6 +14,17 @@ from irpe.train.optim import learns_tables
 from irpe.train.overview import describe_budget, describe_data
 from irpe.train.processes import make_accelerator
 
+_RANDOM = {  # what is done to training images: without it, and in words, by the field
+    "flip": (0.0, "mirrored with probability {:g}"),
+    "min_scale": (1.0, "crops of {:.0%} to 100%"),
+    "min_resize": (1.0, "resized by {:g} or more"),
+    "auto_augment": ("", "{}"),
+    "color_jitter": (0.0, "colour jitter {:g}"),
+    "erasing": (0.0, "erasing {:g}"),
+    "mixup": (0.0, "mixup {:g}"),
+    "cutmix": (0.0, "cutmix {:g}"),
+}
+
 
 def check_cells(
     cells: Sequence[Cell], task: AblationTask, trials: Sequence[Cell] = ()
@@ -54,22 +65,9 @@ def check_cells(
 
 def describe_augmentation(config: AblationConfig) -> str:
     """Returns what is done at random to training images, in words."""
-    known: dict[str, str] = {
-        "flip": f"mirrored with probability {getattr(config, 'flip', 0):g}",
-        "min_scale": f"crops of {100 * getattr(config, 'min_scale', 1):g} to 100 %",
-        "auto_augment": f"{getattr(config, 'auto_augment', '')}",
-        "color_jitter": f"colour jitter {getattr(config, 'color_jitter', 0):g}",
-        "erasing": f"erasing {getattr(config, 'erasing', 0):g}",
-        "mixup": f"mixup {getattr(config, 'mixup', 0):g}",
-        "cutmix": f"cutmix {getattr(config, 'cutmix', 0):g}",
-    }
-    nothing = {"min_scale": 1.0}
-    used = [
-        words
-        for name, words in known.items()
-        if getattr(config, name, nothing.get(name, 0)) not in (nothing.get(name, 0), "")
-    ]
-    return ", ".join(used) or "none"
+    found = {name: getattr(config, name, without) for name, (without, _) in _RANDOM.items()}
+    used = (name for name, (without, _) in _RANDOM.items() if found[name] != without)
+    return ", ".join(_RANDOM[name][1].format(found[name]) for name in used) or "none"
 
 
 def _plan_search(trials: Sequence[Cell], task: AblationTask, accelerator: Accelerator) -> str:

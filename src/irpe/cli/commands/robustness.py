@@ -167,7 +167,5 @@ def describe_runs(
 
 
 def _cell(scores: Sequence[float]) -> str:
-    from irpe.ablation.statistics import half_range
-
-    spread = f"±{half_range(scores):.1f}" if len(scores) > 1 else ""
+    spread = f"±{(max(scores) - min(scores)) / 2:.1f}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.1f}{spread}"
