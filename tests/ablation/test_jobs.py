@@ -51,7 +51,7 @@ def test_a_machine_is_named():
 
 def test_the_augmentation_is_named():
     pytest.importorskip("accelerate", reason="needs the extra 'train'")
-    from irpe.ablation.planning import describe_augmentation
+    from irpe.train.overview import describe_augmentation
 
     own = RECIPES["laptop_64"]()
     expected = "mirrored with probability 0.5, crops of 50% to 100%"

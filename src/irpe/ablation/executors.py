@@ -3,24 +3,12 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 from irpe.ablation.cells import Cell, CellResult
 from irpe.ablation.worker import CellError, CellProcess
 
 Work = Callable[[Cell], CellResult]
-
-
-class CellFuture(Protocol):
-    """The result of a cell, which may not be there yet."""
-
-    def done(self) -> bool:
-        """Returns whether the cell has ended, well or not."""
-        ...
-
-    def result(self) -> CellResult:
-        """Returns the result, or raises the error that ended it."""
-        ...
 
 
 class Executor(Protocol):
@@ -30,8 +18,8 @@ class Executor(Protocol):
     words what becomes of its cells.
     """
 
-    def submit(self, work: Work, cell: Cell, /) -> CellFuture:
-        """Has a cell run some time."""
+    def submit(self, work: Work, cell: Cell, /) -> Any:
+        """Has a cell run some time, and returns what has `done()` and `result()`."""
         ...
 
 
@@ -70,7 +58,7 @@ class LocalProcesses:
         """Ends the processes; after an error or a second Ctrl-C in the middle of their cells."""
         self.pool.shutdown(wait=False, cancel_futures=True)
         for process in list(self.processes.values()):
-            process.end()
+            process.close()
 
     def _run(self, cell: Cell) -> CellResult:
         index = self.free.get()
@@ -82,7 +70,7 @@ class LocalProcesses:
                 process.cells.close()
             return process.run(cell)
         except CellError:
-            self.processes.pop(index).end()
+            self.processes.pop(index).close()
             raise
         finally:
             self.free.put(index)

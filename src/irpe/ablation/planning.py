@@ -4,26 +4,15 @@ from collections.abc import Sequence
 
 from accelerate import Accelerator
 
-from irpe.ablation.cells import AblationConfig, AblationTask, Cell, hold_out_of
+from irpe.ablation.cells import AblationTask, Cell, hold_out_of
 from irpe.ablation.costs import tasks_of_rows
 from irpe.ablation.tuning import FACTORS_TEXT, HELD_OUT
 from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS
 from irpe.train.engine import Trainer
 from irpe.train.optim import learns_tables
-from irpe.train.overview import describe_budget, describe_data
+from irpe.train.overview import describe_augmentation, describe_budget, describe_data
 from irpe.train.processes import make_accelerator
-
-_RANDOM = {  # what is done to training images: without it, and in words, by the field
-    "flip": (0.0, "mirrored with probability {:g}"),
-    "min_scale": (1.0, "crops of {:.0%} to 100%"),
-    "min_resize": (1.0, "resized by {:g} or more"),
-    "auto_augment": ("", "{}"),
-    "color_jitter": (0.0, "colour jitter {:g}"),
-    "erasing": (0.0, "erasing {:g}"),
-    "mixup": (0.0, "mixup {:g}"),
-    "cutmix": (0.0, "cutmix {:g}"),
-}
 
 
 def check_cells(
@@ -61,13 +50,6 @@ def check_cells(
     if trials:
         facts["search"] = _plan_search(trials, task, accelerator)
     return facts
-
-
-def describe_augmentation(config: AblationConfig) -> str:
-    """Returns what is done at random to training images, in words."""
-    found = {name: getattr(config, name, without) for name, (without, _) in _RANDOM.items()}
-    used = (name for name, (without, _) in _RANDOM.items() if found[name] != without)
-    return ", ".join(_RANDOM[name][1].format(found[name]) for name in used) or "none"
 
 
 def _plan_search(trials: Sequence[Cell], task: AblationTask, accelerator: Accelerator) -> str:

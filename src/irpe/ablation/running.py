@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from irpe.ablation.cells import Cell, CellResult, read_result
 from irpe.ablation.executors import Executor
 from irpe.ablation.worker import OUTPUT, CellState, read_state, run_apart
-from irpe.errors import UserError
 from irpe.progress import Event, Listener, silent
 from irpe.train.signals import StoppedError, stop_requests
 
@@ -80,7 +78,10 @@ def run_cells(cells: Sequence[Cell], executor: Executor, listen: Listener = sile
                     listen(Event(name, state.done, state.total, values))
             time.sleep(_PAUSE)
         if stopped.is_set() and futures:
-            words = _stop(executor, [future for _, future in futures.values()])
+            stop: Any = getattr(executor, "stop", None)
+            for _, future in () if stop else futures.values():
+                future.cancel()
+            words = stop() if stop else "the others are cancelled"
             done = sum(read_result(cell) is not None for cell in cells)
             text = f"stopped after {done} of {len(cells)} cells, {words}"
             raise StoppedError(text, stopped.number)
@@ -110,17 +111,5 @@ def _result_of(cell: Cell, future: Any) -> CellResult | Failure:
     """Returns the result of a cell that has ended, or why it failed."""
     try:
         return future.result()
-    except UserError:
-        raise
-    except (Exception, CancelledError) as error:
+    except Exception as error:
         return Failure(cell, str(error) or type(error).__name__)
-
-
-def _stop(executor: Executor, futures: Sequence[Any]) -> str:
-    """Stops what shall stop with the ablation, and returns in words what becomes of the cells."""
-    stop: Any = getattr(executor, "stop", None)
-    if stop is not None:
-        return stop()
-    for future in futures:
-        future.cancel()
-    return "the others are cancelled"

@@ -10,9 +10,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from queue import SimpleQueue
+from typing import Any
 
 import torch
 
@@ -86,17 +87,16 @@ class CellProcess:
     """
 
     def __init__(self, device: str | None = None) -> None:
-        own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        own["PYTHONPATH"] = os.pathsep.join(sys.path)
         own |= {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
-        self.process = subprocess.Popen(
+        self.process: Any = subprocess.Popen(
             [sys.executable, "-m", "irpe.ablation.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **own},
             start_new_session=True,  # Ctrl-C is for this process, which stops its cells in order
         )
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
         self.cells, self.answers = self.process.stdin, self.process.stdout
 
     def run(self, cell: Cell) -> CellResult:
@@ -113,7 +113,7 @@ class CellProcess:
         code, state = self.process.wait(), read_state(cell)
         raise CellError(state.failure if state is not None and state.failure else _ending(code))
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Ends it at once."""
         self.process.kill()
         with suppress(OSError), self.process:
@@ -126,11 +126,8 @@ def run_apart(cell: Cell) -> CellResult:
     Raises:
         CellError: It failed, or its process was ended.
     """
-    process = CellProcess()
-    try:
+    with closing(CellProcess()) as process:
         return process.run(cell)
-    finally:
-        process.end()
 
 
 def _when_free(run: Callable[[], CellResult]) -> CellResult:
@@ -159,8 +156,6 @@ def _send_output_to_folder(cell: Cell) -> None:
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
 class _Recorder:
@@ -207,10 +202,8 @@ def _serve() -> None:
     while True:
         try:
             run_here(cells.get())
-        except CellError:
+        except (CellError, StoppedError):
             os._exit(1)  # not by the interpreter, which waits for the thread that listens
-        except StoppedError as stop:
-            os._exit(128 + stop.number)
         answers.write(_DONE)
 
 
