@@ -17,7 +17,7 @@ from irpe.adapters.equipped import (
     equipped_blocks,
     generator_of,
 )
-from irpe.nn.encoding import RelativePositionEncoding, Temperature
+from irpe.nn.tables import RelativePositionEncoding, Temperature
 from irpe.ops.shapes import Tokens
 
 NEXT_TO_NOTHING = 0.02  # an effect below which an encoding cannot explain a result
