@@ -153,8 +153,10 @@ def _build_maps_at(
     _check_pairs((positions.batch or 1) * queries * keys, str(positions))
     grid, has_prefix = positions.grid, any(positions.prefixes)
     if grid is not None:
-        whole = bucket_maps(spec, grid, int(has_prefix), device)
-        return tuple(_part_of_map(bucket_map, positions) for bucket_map in whole)
+        # A constant map is made where tensors hold values: `device` may be "meta".
+        made_on = device if positions.constant is None else "cpu"
+        whole = bucket_maps(spec, grid, int(has_prefix), made_on)
+        return tuple(_part_of_map(bucket_map, positions).to(device) for bucket_map in whole)
     assert spec.method is not None
     index = spec.index_on(Grid((1,) * positions.ndim))
     assert index is not None
@@ -165,7 +167,7 @@ def _build_maps_at(
     found = _ids_of_pairs(spec.method, index, positions, rows, dtypes)
     by_axis = METHODS[spec.method].by_axis
     return tuple(
-        _map_of(ids.to(device), count, positions, axis if by_axis else None)
+        _map_of(ids, count, positions, axis if by_axis else None).to(device)
         for axis, (ids, count) in enumerate(zip(found, counts, strict=True))
     )
 

@@ -39,7 +39,7 @@ def supports(call: AttentionCall) -> str | None:
         return "the maps differ between images"
     rows = sum([m.num_used_buckets for m in call.maps])
     if rows > _MOST_ROWS:
-        return f"{rows} table rows are in use, more than {_MOST_ROWS}"
+        return f"{rows:,} table rows are in use, more than {_MOST_ROWS:,}"
     if is_transformed():
         return "torch.func and forward-mode differentiation need plain operators"
     if _is_watched(q):
