@@ -18,7 +18,7 @@ from irpe.adapters.equipped import (
     generator_of,
     is_equipped,
 )
-from irpe.nn.encoding import RelativePositionEncoding, Temperature
+from irpe.nn.tables import RelativePositionEncoding, Temperature
 from irpe.ops.shapes import Tokens
 
 NEXT_TO_NOTHING = 0.02  # an effect below which an encoding cannot explain a result

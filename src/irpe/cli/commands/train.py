@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from irpe.cli.parse import change_config, wrap
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.recipes import RECIPES
 from irpe.tasks.detect.config import DetectorConfig
