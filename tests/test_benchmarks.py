@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ REPORTING = [
 
 @pytest.mark.parametrize("name", REPORTING)
 def test_a_report_is_written_only_where_it_is_asked_for(name, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(Path(__file__).parents[1])
     module = importlib.import_module(f"benchmarks.{name}")
     written = []
     for words in ([], ["-o", str(tmp_path / "report.json")]):
