@@ -235,7 +235,7 @@ FAMILIES = {
         make_tower("Sapiens2Model", "Sapiens2Config", num_register_tokens=2), PATCHES, 3
     ),
     "RF-DETR's DINOv2": Family(
-        make_tower("RfDetrDinov2Backbone", "RfDetrDinov2Config", num_windows=2, out_indices=[1]),
+        make_tower("RfDetrDinov2Backbone", "RfDetrDinov2Config", num_windows=2, out_indices=[1, 2]),
         {(32, 32): (4, 4), (48, 48): (6, 6)},
         4,
         takes_grid=False,
