@@ -22,7 +22,7 @@ from irpe.adapters.grids import InputGrid, check_exportable, record_grid
 from irpe.adapters.host import Row
 from irpe.adapters.hosts import row_of
 from irpe.errors import UserError, UserStateError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 
 _thread = threading.local()
 

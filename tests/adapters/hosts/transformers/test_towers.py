@@ -11,7 +11,7 @@ from adapters.small_models import images, state_of
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions
-from irpe.adapters.hosts.transformers.attention import Windows
+from irpe.adapters.hosts.transformers.attention_interface import Windows
 from irpe.core.sinusoid import sinusoid
 
 
