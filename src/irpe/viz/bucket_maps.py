@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from irpe.core.buckets import BucketMap, bucket_maps
-from irpe.core.encodings.spec import RPESpec
-from irpe.core.grid import Grid
+from irpe.core.encodings import RPESpec, spec_of
 from irpe.core.methods import METHODS
+from irpe.core.positions import Grid
 from irpe.errors import UserError
 from irpe.viz.canvas import (
     COLUMN,
@@ -78,7 +78,7 @@ def plot_buckets(
     references = [(0, 0), (rows // 2, columns // 2)] if references is None else references
     for reference in references:
         check_patch(reference, grid)
-    parsed = [RPESpec.of(spec) for spec in specs]
+    parsed = [spec_of(spec) for spec in specs]
     tables = [table for spec in parsed for table in bucket_tables(spec, grid, num_prefix_tokens)]
     if not tables or not references:
         raise UserError("nothing to draw: pass at least one encoding and one reference patch")
