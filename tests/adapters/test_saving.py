@@ -891,5 +891,5 @@ def test_an_absurd_number_of_prefix_tokens_is_refused(tmp_path):
     del description["sha256"]
     file.write_text(json.dumps(description))
     has_no_checksum = pytest.warns(UserWarning, match="no checksum")
-    with has_no_checksum, pytest.raises(irpe.UserError, match="num_prefix_tokens 1000"):
+    with has_no_checksum, pytest.raises(irpe.UserError, match="num_prefix_tokens = 1000"):
         irpe.load_equipped(tmp_path)
