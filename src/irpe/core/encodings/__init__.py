@@ -56,6 +56,14 @@ def attention_encoding(value: AnyEncoding | str) -> Encoding:
     return encoding
 
 
+def spec_of(value: AnyEncoding | str) -> RPESpec:
+    """Returns the encoding that a text stands for, if it is a method with an index function."""
+    encoding = parse_encoding(value)
+    if not isinstance(encoding, RPESpec):
+        raise UserError(f"encoding {value!s} has no buckets to draw: write one as {GRAMMAR}")
+    return encoding
+
+
 def _split_parts(text: str) -> list[str]:
     """Returns the parts that are joined by "+", each with its options."""
     parts: list[str] = []

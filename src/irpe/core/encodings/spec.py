@@ -81,11 +81,6 @@ class RPESpec(Encoding):
         is_shared, is_tied = not text.endswith(_UNSHARED), rest.endswith(_TIED)
         return cls(*parts, index=index, shared_heads=is_shared, tied=is_tied)
 
-    @classmethod
-    def of(cls, value: "RPESpec | str") -> "RPESpec":
-        """Returns `value` as a spec, parsing it if it is a text."""
-        return value if isinstance(value, RPESpec) else cls.parse(value)
-
     @property
     def index_function(self) -> Piecewise | Clip:
         """The index, never `None`."""
