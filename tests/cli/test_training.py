@@ -34,6 +34,7 @@ def run(tmp_path_factory):
     assert "epoch   1/1  train" in done.stderr
     assert "images    6,000 to train on, 2,000 to evaluate on (embedded)" in done.stderr
     assert "warning: the encoding is next to nothing" in done.stderr  # one block: see the last one
+    assert "in the 20 steps that are left" in " ".join(done.stderr.split())
     return directory
 
 

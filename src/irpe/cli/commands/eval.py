@@ -10,8 +10,7 @@ from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxe
 from irpe.cli.evaluate_pixels import evaluate_pixels
 from irpe.cli.load import find_model, load_model, open_timm
 from irpe.cli.validation import open_val
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.detect.config import DetectorConfig

@@ -4,14 +4,13 @@ Some names stand for values of `RPESpec`; each other one is a file here that ans
 (`encoding.AttentionEncoding`). A rotation and an encoding with tables are joined by `+`.
 """
 
-from irpe.core.choices import did_you_mean
-from irpe.core.encodings.between_blocks import CPVT, NoEncoding
 from irpe.core.encodings.joined import Joined, Rotary, WithTables
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.encodings.named import NAMED, parse_named
 from irpe.core.encodings.spec import GRAMMAR, MODES, RPESpec
 from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.methods import METHODS
-from irpe.errors import UserError
+from irpe.errors import UserError, did_you_mean
 
 Encoding = WithTables | TransformerXL | Rotary | Joined  # what an attention can have
 AnyEncoding = Encoding | CPVT | NoEncoding
@@ -56,6 +55,14 @@ def attention_encoding(value: AnyEncoding | str) -> Encoding:
             "encoding 'none' has no tables: use attention without an encoding, or "
             "irpe.equip(model, 'none', absolute=...) to change a model's absolute one alone"
         )
+    return encoding
+
+
+def spec_of(value: AnyEncoding | str) -> RPESpec:
+    """Returns the encoding that a text stands for, if it is a method with an index function."""
+    encoding = parse_encoding(value)
+    if not isinstance(encoding, RPESpec):
+        raise UserError(f"encoding {value!s} has no buckets to draw: write one as {GRAMMAR}")
     return encoding
 
 

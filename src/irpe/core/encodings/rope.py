@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from irpe.core.encodings.encoding import AttentionArguments, HeadSize, check_splits_head
-from irpe.core.grid import Grid
+from irpe.core.encodings.protocol import AttentionArguments, HeadSize, check_splits_head
+from irpe.core.positions import Grid
 from irpe.core.rotation import axial_rotation, mixed_rotation
 from irpe.errors import UserError, UserTypeError
 

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from irpe.core.choices import check_choice
-from irpe.core.encodings.encoding import (
+from irpe.core.encodings.protocol import (
     AttentionArguments,
     HeadSize,
     arguments_of,
@@ -15,10 +14,10 @@ from irpe.core.encodings.encoding import (
     vector_table_shapes,
     zero_parameters,
 )
-from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.core.methods import METHODS
-from irpe.errors import UserError, UserTypeError
+from irpe.core.positions import Grid
+from irpe.errors import UserError, UserTypeError, check_choice
 
 MODES = ("bias", "contextual")
 TARGETS = ("q", "k", "v", "qk", "qv", "kv", "qkv")
@@ -84,11 +83,6 @@ class RPESpec:
         index = parse_index(tail) if at else None
         is_shared, is_tied = not text.endswith(_UNSHARED), rest.endswith(_TIED)
         return cls(*parts, index=index, shared_heads=is_shared, tied=is_tied)
-
-    @classmethod
-    def of(cls, value: "RPESpec | str") -> "RPESpec":
-        """Returns `value` as a spec, parsing it if it is a text."""
-        return value if isinstance(value, RPESpec) else cls.parse(value)
 
     @property
     def index_function(self) -> Piecewise | Clip:

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn import Parameter
 
-from irpe.core.constants import traced_as_constant
+from irpe.core.cached import traced_as_constant
 from irpe.ops.call import AttentionCall, head_slices
 from irpe.ops.differentiable import Gradients, define_operators, differentiable, is_transformed
 from irpe.ops.impl.native import library

@@ -14,17 +14,15 @@ from irpe.core.buckets import (
     maps_on,
 )
 from irpe.core.encodings import Encoding, attention_encoding
-from irpe.core.encodings.encoding import (
+from irpe.core.encodings.protocol import (
     TABLE_LISTS,
     AttentionArguments,
     HeadSize,
     check_table_size,
 )
-from irpe.core.grid import Grid, grid_shape
-from irpe.core.positions import Positions, axes_of, check_tokens
+from irpe.core.positions import Grid, Positions, Where, axes_of, check_tokens, grid_shape
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
-from irpe.nn.where import Where, mask_padding
 from irpe.ops.attention import (
     explain,
     rpe_attention,
@@ -144,7 +142,7 @@ class RelativePositionEncoding(nn.Module):
             grid, q, k, scale, table_q, table_k, temperature
         )
         if isinstance(grid, Positions):
-            attn_mask = mask_padding(attn_mask, grid)
+            attn_mask = grid.mask_padding(attn_mask)
         if not maps:  # a rotation alone
             return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
         return rpe_attention(
@@ -181,7 +179,7 @@ class RelativePositionEncoding(nn.Module):
             grid, q, k, scale, table_q, table_k, temperature
         )
         if isinstance(grid, Positions):
-            attn_mask = mask_padding(attn_mask, grid)
+            attn_mask = grid.mask_padding(attn_mask)
         return rpe_attention_weights(
             q,
             k,
