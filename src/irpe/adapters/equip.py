@@ -31,7 +31,8 @@ from irpe.adapters.swaps import (
     undo_change,
 )
 from irpe.core.buckets import check_num_prefix_tokens
-from irpe.core.encodings import CPVT, AnyEncoding, NoEncoding, parse_encoding
+from irpe.core.encodings import AnyEncoding, parse_encoding
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.positions import Grid
 from irpe.errors import UserError, UserTypeError
 from irpe.nn.tables import RelativePositionEncoding

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from irpe import files
 from irpe.core.encodings.spec import RPESpec
-from irpe.core.grid import Grid
+from irpe.core.positions import Grid
 from irpe.errors import UserError
 from irpe.viz.bucket_maps import bucket_tables, draw_buckets
 from irpe.viz.canvas import DIVERGING, check_output, draw_map, draw_star, new_figure, panels, styled
