@@ -118,6 +118,7 @@ def test_a_file_of_an_old_torch_is_read_with_a_warning(tmp_path):
         ("history", [{"epoch": "1", "train_loss": 1.0}]),
         ("broken", [-1]),
         ("broken", None),
+        ("implementations", {"a call": 1}),
     ],
 )
 def test_states_of_wrong_types_are_refused(tmp_path, field, value):

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
 from irpe import files
-from irpe.core.choices import check_choice
-from irpe.core.rates import TABLE_LR
-from irpe.errors import MissingFileError, UserError
+from irpe.core.learning_rates import TABLE_LR
+from irpe.errors import MissingFileError, UserError, check_choice
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -53,6 +52,9 @@ class RunConfig:
         "Detectors: a folder in the layout of COCO or Pascal VOC. Segmenters: a folder of images "
         "and label maps, images/SPLIT and labels/SPLIT or a dataset's own.",
         EMBEDDED,
+    )
+    holdout: float = option(
+        "Fraction held out for validation, of class folders or Pascal VOC without splits.", 0.0
     )
     classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
     flip: float = option("Probability of a horizontal flip in training.", 0.5)
@@ -115,7 +117,7 @@ class RunConfig:
             self, 0, "device_batch_size", "min_lr", "low_lr_epochs", "warmup_lr", "warmup_epochs",
             "weight_decay", "clip_grad", "workers",
         )  # fmt: skip
-        check_fraction(self, "ema_decay", "flip")
+        check_fraction(self, "ema_decay", "flip", "holdout")
         check_below_1(self, "ema_decay")
         for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:
