@@ -23,7 +23,7 @@ from irpe.train.task import open_task
 pytestmark = pytest.mark.slow
 BOUND = 600  # seconds in which a job has ended, on a machine with other work
 # Adam makes steps of one size even from gradients that are all noise.
-CONFIG = CLASSIFIER.replace(optimizer="sgd", lr=1e-2, epochs=200, save_every=10)
+CONFIG = CLASSIFIER.replace(optimizer="sgd", lr=1e-2, epochs=12, save_every=10)
 
 
 def script_for(run, file):
