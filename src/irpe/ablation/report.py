@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 from irpe.ablation.answer import Answer, answer, changed_settings, comparable, find_reference
-from irpe.ablation.cells import AblationConfig, Cell
+from irpe.ablation.cells import Cell
 from irpe.ablation.machine import describe_machine
 from irpe.ablation.statistics import RowResult, compare, digits_of, unmoved
 from irpe.ablation.tuning import SEEDS, SearchResult, search_as_json, tuning_table
 from irpe.ablation.verdicts import Difference
 from irpe.errors import UserError
 from irpe.files import write_text
-from irpe.train.runs import read_metrics
+from irpe.train.config import RunConfig
+from irpe.train.run import read_metrics
 from irpe.viz import plot_scores, plot_training, save_figure
 
 _VERDICTS = {"better": "better than", "tie": "tie with", "worse": "worse than"}
@@ -73,7 +74,7 @@ class AblationReport:
     searches: Sequence[SearchResult] = ()
 
     @property
-    def config(self) -> AblationConfig:
+    def config(self) -> RunConfig:
         """The budget of every cell."""
         return self.cells[0].config
 

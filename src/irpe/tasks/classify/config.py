@@ -13,6 +13,7 @@ from irpe.train.config import (
     check_below_1,
     check_fraction,
     check_positive,
+    is_name,
     option,
 )
 
@@ -39,7 +40,6 @@ class ClassifierConfig(RunConfig):
     )
     root: str | None = option("Where a dataset given by its name is stored.", None)
     holdout: float = option("Fraction held out for validation if there is no such split.", 0.0)
-    max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
     image_size: int = option("Height and width of the input.", 224)
     channels: int = option("Channels of the input: 3, or 1 for grey images.", 3)
     crop: float = option("Side of the centre crop in evaluation, relative to the image.", 0.875)
@@ -60,6 +60,36 @@ class ClassifierConfig(RunConfig):
         """Channels, rows and columns of what the model is trained on."""
         return self.channels, self.image_size, self.image_size
 
+    @property
+    def title(self) -> str:
+        """The model's name in timm, and its arguments."""
+        return " ".join([self.model, *(f"{k}={value}" for k, value in self.model_args.items())])
+
+    def with_data(self, data: str) -> Self:
+        """Returns the configuration with all of the images of other data, to evaluate on.
+
+        Of the folder that a run held images out of, these alone are evaluated on: the run has seen
+        the others.
+        """
+        is_path = self.holdout > 0 and not is_name(data)
+        if is_path and os.path.realpath(data) == os.path.realpath(self.data):
+            return self
+        return self.replace(data=data, root=None, holdout=0.0)
+
+    def check_data(self) -> None:
+        """Raises an error if there are no images; nothing is read yet."""
+        from irpe.tasks.classify.sources import check_images
+
+        check_images(self.data, self.root, self.holdout)
+
+    def check_forward(self, num_images: int) -> None:
+        """Raises an error if the images of a forward pass cannot be paired."""
+        if num_images % 2 and (self.mixup or self.cutmix):
+            raise UserError(
+                f"mixup and cutmix pair images: {num_images} per forward pass and device must be "
+                "even"
+            )
+
     def with_absolute_paths(self) -> Self:
         """Returns the configuration with paths that mean the same in every working directory."""
         root = None if self.root is None else os.path.abspath(self.root)
@@ -73,7 +103,7 @@ class ClassifierConfig(RunConfig):
         check_positive(self, "absolute_lr")
         check_at_least(self, 0, "color_jitter", "mixup", "cutmix")
         check_fraction(
-            self, "holdout", "max_broken", "label_smoothing", "drop_path", "min_scale",
+            self, "holdout", "label_smoothing", "drop_path", "min_scale",
             "erasing", "crop",
         )  # fmt: skip
         check_at_least(self, MIN_CROP, "crop")

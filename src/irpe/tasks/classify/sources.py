@@ -10,6 +10,7 @@ from PIL import Image
 
 from irpe.errors import MissingFileError, UserError
 from irpe.extras import require
+from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.classify.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS, is_name
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
@@ -128,44 +129,58 @@ class Subset:
         return self.source.filename(self.indices[index])
 
 
-def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tuple[Source, Source]:
-    """Returns the images to train on and those to evaluate on, with the same classes.
+def open_split(config: ClassifierConfig, split: str) -> Source:
+    """Returns the images to train on, or those to evaluate on, with the same classes.
 
     Args:
-        data: A folder with one folder, tar file or pair of idx files for each of train and val; the
-            name of a timm dataset ("torch/cifar10", "hfds/..."); or "embedded".
-        root: Where a dataset with a name is stored.
-        holdout: The fraction to hold out if there is a single folder of class folders.
+        config: Its data is a folder with one folder, tar file or pair of idx files for each of
+            train and val; the name of a timm dataset ("torch/cifar10", "hfds/..."); or "embedded".
+        split: "train" or "val".
     """
-    if holdout:
-        _check_root(data, root)
+    data = config.data
+    if config.holdout:
+        _check_root(data, config.root)
         _check_whole(data)
         whole = _open_path(Path(data))
         _check_classes(data, whole)
-        return hold_out(whole, holdout)
-    train, val = open_split(data, "train", root), open_split(data, "val", root)
+        parts = held_out_indices(len(whole), config.holdout)
+        return Subset(whole, parts[split == "val"], whole.classes)
+    if split == "val":
+        return open_val(config)
+    train = _open(data, "train", config.root)
     _check_classes(data, train)
-    unknown = sorted(set(val.classes) - set(train.classes))
-    if unknown:
-        raise UserError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
-    if list(val.classes) != list(train.classes):
-        val = Subset(val, range(len(val)), train.classes)
-    return train, val
+    return train
 
 
-def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
-    """Returns the images to train on and those held out: for a fraction, always the same.
+def open_val(config: ClassifierConfig) -> Source:
+    """Returns the images to evaluate on, with the classes of the configuration if it has some.
 
-    Args:
-        source: All the images.
-        fraction: How many of them are held out.
+    They are those held out, or of the split "val" where there are splits, else all images of one
+    folder of class folders.
     """
-    parts = held_out_indices(len(source), fraction)
-    train, val = (Subset(source, indices, source.classes) for indices in parts)
-    return train, val
+    data, folder = config.data, Path(config.data)
+    if not data:
+        raise UserError("--data is missing: the images to evaluate on")
+    if config.holdout:
+        return open_split(config, "val")
+    if is_name(data) or not folder.is_dir() or has_splits(folder):
+        val = _open(data, "val", config.root)
+    else:
+        _check_root(data, config.root)
+        val = _open_path(folder)
+    if set(val.classes) < set(config.classes):  # it has no images of some of them
+        return Subset(val, range(len(val)), config.classes)
+    return val
 
 
-def open_split(data: str, split: str, root: str | None = None) -> Source:
+def describe_val(config: ClassifierConfig) -> str:
+    """Returns which images of the data are evaluated on: "held-out", "val" or "all"."""
+    if config.holdout:
+        return "held-out"
+    return "val" if is_name(config.data) or has_splits(Path(config.data)) else "all"
+
+
+def _open(data: str, split: str, root: str | None = None) -> Source:
     """Returns the images of one split, "train" or "val"."""
     _check_root(data, root)
     if data == "embedded":
@@ -178,26 +193,13 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
 
 
 def check_images(data: str, root: str | None = None, holdout: float = 0.0) -> None:
-    """Raises an error if there are no images where `open_images` looks; nothing is read yet."""
+    """Raises an error if there are no images where `open_split` looks; nothing is read yet."""
     _check_root(data, root)
     if holdout:
         _check_whole(data)
     elif not is_name(data):
         for split in _SPLITS:
             _locate(data, split)
-
-
-def open_evaluation(data: str, root: str | None = None) -> Source:
-    """Returns the images to evaluate a trained model on.
-
-    They are those of the split "val" where there are splits, else all images of one folder of
-    class folders. Arguments as in `open_images`.
-    """
-    folder = Path(data)
-    if is_name(data) or not folder.is_dir() or has_splits(folder):
-        return open_split(data, "val", root)
-    _check_root(data, root)
-    return _open_path(folder)
 
 
 def _check_classes(data: str, train: Source) -> None:
