@@ -83,6 +83,7 @@ def candidates(shape: tuple[int, int, int, int], name: str) -> list[str]:
     """Returns the implementations to try: those that hold all pairs only where these are few."""
     is_small = shape[0] * shape[1] * shape[2] ** 2 <= MOST_WHOLE
     left_out = ["reference", "triton", *(["native"] if library.why_unavailable() else [])]
+    left_out += [] if name.startswith("cross") else ["folded"]
     return [
         impl
         for impl in IMPLEMENTATIONS
@@ -148,9 +149,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", type=parse_shape, action="append", help="8,6,197,64; repeat it")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--output", type=Path, default=Path("benchmarks/results/implementations.json")
-    )
+    parser.add_argument("-o", "--output", type=Path, help="write a report here")
     return parser.parse_args()
 
 

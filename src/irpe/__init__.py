@@ -21,15 +21,13 @@ if TYPE_CHECKING:
     from irpe.core.buckets import BucketMap, bucket_maps
     from irpe.core.encodings import parse_encoding
     from irpe.core.encodings.spec import RPESpec
-    from irpe.core.grid import Grid
     from irpe.core.index import Clip, Piecewise
-    from irpe.core.places import Points, PooledGrid, Subset
-    from irpe.core.positions import Positions
+    from irpe.core.positions import Grid, Points, PooledGrid, Positions, Subset
     from irpe.errors import UserError
     from irpe.models.published import load_published
-    from irpe.nn.attention import RPEAttention
     from irpe.nn.cross_attention import RPECrossAttention
-    from irpe.nn.encoding import RelativePositionEncoding
+    from irpe.nn.self_attention import RPEAttention
+    from irpe.nn.tables import RelativePositionEncoding
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
     from irpe.ops.choose import prepare
     from irpe.relative.make_relative import make_relative
@@ -84,15 +82,13 @@ _SOURCES = {
     "irpe.core.buckets": ("BucketMap", "bucket_maps"),
     "irpe.core.encodings": ("parse_encoding",),
     "irpe.core.encodings.spec": ("RPESpec",),
-    "irpe.core.grid": ("Grid",),
     "irpe.core.index": ("Clip", "Piecewise"),
-    "irpe.core.places": ("Points", "PooledGrid", "Subset"),
-    "irpe.core.positions": ("Positions",),
+    "irpe.core.positions": ("Grid", "Points", "PooledGrid", "Positions", "Subset"),
     "irpe.errors": ("UserError",),
     "irpe.models.published": ("load_published",),
-    "irpe.nn.attention": ("RPEAttention",),
+    "irpe.nn.self_attention": ("RPEAttention",),
     "irpe.nn.cross_attention": ("RPECrossAttention",),
-    "irpe.nn.encoding": ("RelativePositionEncoding",),
+    "irpe.nn.tables": ("RelativePositionEncoding",),
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
     "irpe.ops.choose": ("prepare",),
     "irpe.relative.make_relative": ("make_relative",),

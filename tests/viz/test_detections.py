@@ -5,7 +5,7 @@ import random
 import pytest
 
 from irpe.viz import DetectedImage, plot_contact_sheet, plot_detections, save_figure
-from irpe.viz.canvas import COLOURS
+from irpe.core.colours import COLOURS
 from irpe.viz.detections import readable_on
 
 colors = pytest.importorskip("matplotlib.colors", reason="needs the extra 'viz'")

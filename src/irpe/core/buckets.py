@@ -1,7 +1,6 @@
 """Bucket maps: which row of the table each pair of tokens uses, the paper's I(i, j)."""
 
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,18 +9,13 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from irpe.core.bucket_map import BucketMap, KeyAxis, smallest_dtype
-from irpe.core.constants import built_once, traced_as_constant
+from irpe.core.cached import cached_constant
 from irpe.core.encodings import Encoding, attention_encoding
-from irpe.core.grid import Grid, grid_shape
 from irpe.core.index import Index
 from irpe.core.methods import METHODS
-from irpe.core.pairs import ids_of_pairs
-from irpe.core.places import Points, Subset
-from irpe.core.positions import Positions, positions_of
-from irpe.errors import UserError
+from irpe.core.positions import Grid, Points, Positions, Subset, grid_shape, positions_of
+from irpe.errors import UserError, check_is_holdable
 
-_MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
-_MOST_ROWS = 2**38  # of a table; far below where the arithmetic of rows would overflow
 _MOST_PREFIX_TOKENS = 2**16
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
@@ -71,8 +65,7 @@ def check_num_prefix_tokens(count: int) -> None:
         )
 
 
-@traced_as_constant
-@built_once(maxsize=64)
+@cached_constant(maxsize=64)
 def maps_on(
     spec: Encoding | str,
     shape: tuple[int, ...],
@@ -81,7 +74,8 @@ def maps_on(
 ) -> tuple[BucketMap, ...]:
     """Returns the maps on the grid of a shape; `bucket_maps` for checked arguments."""
     spec, grid = attention_encoding(spec), Grid.of(shape)
-    _check_size(grid, num_prefix_tokens)
+    tokens = grid.num_positions + num_prefix_tokens
+    _check_pairs(tokens**2, str(grid))
     if spec.method is None:  # a rotation has no tables
         return ()
     index = spec.index_on(grid)
@@ -90,7 +84,7 @@ def maps_on(
     return _cached_maps(spec.method, index, grid, num_prefix_tokens, torch.device(device))
 
 
-@built_once(maxsize=32)  # shared by encodings that differ in targets alone
+@cached_constant(maxsize=32)  # shared by encodings that differ in targets alone
 def _cached_maps(
     method: str, index: Index | None, grid: Grid, num_prefix_tokens: int, device: torch.device
 ) -> tuple[BucketMap, ...]:
@@ -133,19 +127,12 @@ def _check_positions(spec: Encoding, positions: Positions) -> None:
         )
 
 
-@traced_as_constant
+@cached_constant(maxsize=32)
 def _constant_maps_at(
     spec: Encoding, constant: tuple[Any, ...], device: torch.device
 ) -> tuple[BucketMap, ...]:
     """Takes plain values: the compiler does not take a constant of another such function."""
-    return _cached_maps_at(spec, positions_of(constant), device)
-
-
-@built_once(maxsize=32)
-def _cached_maps_at(
-    spec: Encoding, positions: Positions, device: torch.device
-) -> tuple[BucketMap, ...]:
-    return _build_maps_at(spec, positions, device)
+    return _build_maps_at(spec, positions_of(constant), device)
 
 
 def _build_maps_at(
@@ -167,12 +154,48 @@ def _build_maps_at(
     rows = METHODS[spec.method].num_buckets(index.max_index, positions.ndim)
     counts = [count + has_prefix for count in rows]
     dtypes = tuple(map(smallest_dtype, counts))
-    found = ids_of_pairs(spec.method, index, positions, rows, dtypes)
+    found = _ids_of_pairs(spec.method, index, positions, rows, dtypes)
     by_axis = METHODS[spec.method].by_axis
     return tuple(
         _map_of(ids, count, positions, axis if by_axis else None).to(device)
         for axis, (ids, count) in enumerate(zip(found, counts, strict=True))
     )
+
+
+def _ids_of_pairs(
+    method: str,
+    index: Index,
+    positions: Positions,
+    prefix_ids: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+) -> tuple[Integer[Tensor, "*batch query key"], ...]:
+    """Returns the table row of every pair, for each table of a method.
+
+    Args:
+        method: The name of the method.
+        index: From distance to bucket.
+        positions: Where queries and keys are.
+        prefix_ids: For each table, the row of pairs with a prefix token.
+        dtypes: For each table, an integer type that holds its rows.
+    """
+    queries, keys = positions.places()
+    device = keys.device if keys.device.type != "cpu" else queries.device
+    queries, keys = queries.to(device), keys.to(device)
+    before = positions.prefixes
+    lead = () if positions.batch is None else (positions.batch,)
+    shape = (*lead, *positions.num_tokens)
+    found = tuple(
+        torch.full(shape, row, dtype=dtype, device=device)
+        for row, dtype in zip(prefix_ids, dtypes, strict=True)
+    )
+    step = max(1, _PAIRS_AT_ONCE // (keys.shape[-2] * (positions.batch or 1)))
+    for start in range(0, queries.shape[-2], step):
+        part = queries[..., start : start + step, :]
+        offsets = part.unsqueeze(-2) - keys.unsqueeze(-3)
+        rows = slice(before[0] + start, before[0] + start + part.shape[-2])
+        for ids, of_part in zip(found, METHODS[method].ids(offsets, index), strict=True):
+            ids[..., rows, before[1] :] = of_part.to(ids.dtype)
+    return found
 
 
 def _part_of_map(whole: BucketMap, positions: Positions) -> BucketMap:
@@ -204,28 +227,13 @@ def _map_of(ids: Tensor, num_buckets: int, positions: Positions, axis: int | Non
     return BucketMap.from_compact(found.compact_ids, found.used_rows, num_buckets, key_axis)
 
 
-def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
-    """Raises an error for a map that no machine can hold."""
-    pairs = (grid.num_positions + num_prefix_tokens) ** 2
-    _check_pairs(pairs, f"grid {grid} with {grid.num_positions:,} positions")
-
-
 def _check_pairs(pairs: int, where: str) -> None:
-    if pairs > _MOST_PAIRS:
-        raise UserError(
-            f"{where}: its bucket map would take at least {pairs / 2**30:,.0f} GiB, a byte for "
-            "each pair; use windows or a coarser grid"
-        )
+    check_is_holdable(f"bucket maps on {where}", pairs, "use windows or a coarser grid")
 
 
 def _check_rows(spec: Encoding, method: str, index: Index, ndim: int) -> None:
-    """Raises an error for a table that no machine can hold."""
     rows = max(METHODS[method].num_buckets(index.max_index, ndim))
-    if rows > _MOST_ROWS:
-        raise UserError(
-            f"encoding '{spec}' has {Decimal(rows):.3g} table rows: they would take at least "
-            f"{Decimal(rows) / 2**28:.3g} GiB, 4 bytes each; choose a smaller index"
-        )
+    check_is_holdable(f"tables of '{spec}'", rows, "choose a smaller index")
 
 
 def _build_maps(

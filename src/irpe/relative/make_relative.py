@@ -15,7 +15,7 @@ from irpe.adapters.swaps import undo_change
 from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.progress import Event, Listener, silent
 from irpe.relative.conversion import Agreement, Conversion, SolvedAttention
 from irpe.relative.images import batches_of, eval_mode

@@ -1,7 +1,8 @@
 """What a task is: the contract of the training loop and of evaluation with what is learned.
 
 A task is a class with four facts and seven methods. Everything above it (training, evaluation,
-ablation, pictures, progress) is written once and knows no task: `irpe.train.register_task` adds one.
+ablation, pictures, progress) is written once and knows no task:
+`irpe.train.register_task` adds one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

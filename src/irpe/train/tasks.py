@@ -6,8 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.files import check_json
 from irpe.train.config import RUN_FILE, TASKS, RunConfig
 

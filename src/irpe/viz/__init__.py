@@ -21,11 +21,13 @@ from irpe.viz.position_maps import plot_positions
 from irpe.viz.robustness_curves import plot_robustness
 from irpe.viz.table_maps import plot_tables
 from irpe.viz.training_curves import plot_training
+from irpe.viz.wandering_star import animate_star, save_animation
 from irpe.viz.weight_maps import plot_weights
 
 __all__ = [
     "CapturedAttention",
     "Locality",
+    "animate_star",
     "capture",
     "default_image",
     "explorer_page",
@@ -48,5 +50,6 @@ __all__ = [
     "plot_training",
     "plot_weights",
     "read_image",
+    "save_animation",
     "save_figure",
 ]

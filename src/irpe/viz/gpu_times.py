@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from irpe.core.colours import COLOURS
 from irpe.errors import UserError
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
+from irpe.viz.canvas import COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,6 +18,11 @@ def plot_gpu_times(report: "GpuReport") -> "Figure":
 
     Args:
         report: What `irpe.profile.gpu.measure_gpu` returns.
+
+    Examples:
+        >>> import irpe.viz
+        >>> from irpe.profile.gpu import measure_gpu
+        >>> figure = irpe.viz.plot_gpu_times(measure_gpu())  # doctest: +SKIP
     """
     if not report.attentions:
         raise UserError("a report without attentions: measure at least one size and encoding")

@@ -4,8 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irpe.core.colours import COLOURS
 from irpe.errors import UserError
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled, whole_ticks
+from irpe.viz.canvas import COLUMN, new_figure, panels, styled, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from irpe.cli.load import find_model, load_model, open_timm
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.train.config import PRECISIONS, check_exists
 

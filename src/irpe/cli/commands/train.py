@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from irpe.cli.parse import change_config, wrap
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.recipes import RECIPES
 from irpe.train.config import RUN_FILE, RunConfig
@@ -173,13 +172,18 @@ def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
 
 def _begin(trainer: "Trainer", notes: list[str] | None) -> None:
     """Prints what is trained, and what the user should know about the data."""
+    from irpe.adapters.effect import warn_of_reach
     from irpe.cli.console import facts_of, print_notes
     from irpe.train.overview import describe_run
 
     count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
     data, device = (trainer.images, trainer.val_images), trainer.accelerator.device
     facts = {**describe_run(trainer.config, *data, count, device), "output": str(trainer.run)}
-    of_steps = [] if notes is None or trainer.plan.note is None else [trainer.plan.note]
+    config, plan = trainer.config, trainer.plan
+    said = [*(notes or []), *([] if notes is None or plan.note is None else [plan.note])]
+    if config.optimizer.startswith("adam"):
+        left = config.epochs * plan.steps - trainer.done
+        said += warn_of_reach(trainer.raw, config.lr * config.table_lr, left)
     of_data = [note for images in data for note in images.notes]
     print("\n".join(facts_of(facts)), file=sys.stderr)
-    print_notes(*(notes or []), *of_steps, *dict.fromkeys(of_data))
+    print_notes(*said, *dict.fromkeys(of_data))

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from irpe.core.choices import check_choice
-from irpe.core.rates import ABSOLUTE_LR
-from irpe.errors import MissingFileError, UserError
+from irpe.core.learning_rates import ABSOLUTE_LR
+from irpe.errors import MissingFileError, UserError, check_choice
 from irpe.train.config import (
     EMBEDDED,
     RunConfig,

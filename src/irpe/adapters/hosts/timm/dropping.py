@@ -9,9 +9,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.grids import SOURCE, CarryMark, MeasuredGrid, read_mark, source_of
 from irpe.adapters.swaps import Swap, add_hook, set_attribute, set_class
-from irpe.core.grid import Grid
-from irpe.core.places import Points, Subset
-from irpe.core.positions import Positions
+from irpe.core.positions import Grid, Points, Positions, Subset
 
 
 class RPEPatchDropout(PatchDropout):
