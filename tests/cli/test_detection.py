@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from train.scenes import CONFIG, frozen, make_scenes
 
-from irpe.train.runs import read_metrics
+from irpe.train.run import read_metrics
 
 pytest.importorskip("transformers", reason="needs the extra 'transformers'")
 

@@ -64,7 +64,7 @@ def expected_top1(model, pixels, mean, std):
 
 @pytest.mark.parametrize(("make", "normalization"), MODELS.values(), ids=MODELS)
 def test_equipped_classifiers_of_other_libraries(tmp_path, make, normalization, monkeypatch):
-    monkeypatch.setattr("irpe.cli.classifiers._CROP", 1.0)
+    monkeypatch.setattr("irpe.tasks.classify.others._CROP", 1.0)
     model = irpe.equip(make(), SPEC)
     irpe.save_equipped(model, tmp_path / "model")
     pixels = write_images(tmp_path / "data", 32)

@@ -5,10 +5,10 @@ import math
 
 import pytest
 from cli.terminal import irpe
+from irpe.cli.evaluate_pixels import _class_lines
 from PIL import Image
 from train.streets import CLASSES, CONFIG, SEGFORMER, VOID, make_streets, train
 
-from irpe.cli.evaluate_pixels import _class_lines
 from irpe.cli.main import understand
 
 LITTLE = [

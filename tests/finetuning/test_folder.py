@@ -59,8 +59,8 @@ def test_a_folder_becomes_a_model(tmp_path, monkeypatch, capsys, splits):
 
 def test_irpe_eval_prepares_images_as_the_example_does(tmp_path):
     import timm
-
     from irpe.cli.classifiers import as_classifier
+
     from irpe.tasks.classify.sources import open_evaluation
     from irpe.tasks.classify.transforms import eval_images
     from irpe.train.sampling import Sample

@@ -194,7 +194,8 @@ class AblationReport:
         names = {row.name for row in self.rows}
         first = {c.row.name: c for c in reversed(self.cells) if (c.directory / _TABLE).is_file()}
         runs = {name: read_metrics(first[name].directory) for name in names if name in first}
-        return {self.rows[0].measure.key: self.figure(), "curves": plot_training(runs)}
+        measure = self.rows[0].measure
+        return {measure.key: self.figure(), "curves": plot_training(runs, measure)}
 
     def _versions(self) -> dict[str, str]:
         """Returns what the first cell ran on, or for older results this machine."""

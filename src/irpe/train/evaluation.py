@@ -119,9 +119,8 @@ def measure_effect_of(task: Task, model: nn.Module, accelerator: Accelerator) ->
     """
     if task.config.encoding == "none":
         return None
-    shape = task.config.input_shape
-    is_sized = shape is not None and "size" in task.takes
-    images = task.open("val", Condition(size=shape[1:] if is_sized else None), silent)
+    shape: Any = task.config.input_shape if "size" in task.takes else None
+    images = task.open("val", Condition(size=shape and shape[1:]), silent)
     batches = Batches(EveryImage(len(images), 1, 0), 0, min(_MEASURED, len(images)))
     batch = next(iter(make_loader(images, batches, 0)))
     with accelerator.autocast():

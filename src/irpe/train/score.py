@@ -105,7 +105,8 @@ class Score:
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Returns the score that `to_json` described."""
         measures = tuple(Measure(**measure) for measure in content["measures"])
-        return cls(**{**content, "measures": measures, "values": tuple(content["values"])})
+        fields: dict[str, Any] = {**content, "values": tuple(content["values"])}
+        return cls(**{**fields, "measures": measures})
 
 
 def _or_none(value: float) -> float | None:

@@ -20,8 +20,7 @@ def register_task(name: str, plug: str) -> None:
 
     Args:
         name: Its name, which its configuration has as `task`.
-        plug: Where its class is, as in "package.module:Class". The guide to tasks says what the
-            class has.
+        plug: Where its class is, as in "package.module:Class". `irpe.train.Task` says what it has.
 
     Examples:
         >>> import irpe.train

@@ -28,8 +28,11 @@ def plot_robustness(
     titles: Mapping[str, str],
     measure: Measure,
     trained: Mapping[str, Collection[At]] | None = None,
+    errors: Mapping[str, Curves] | None = None,
 ) -> "Figure":
     """Returns a panel for each condition: the mean of the seeds as a line, each seed as a point.
+
+    A bar around the mean is twice the standard error over the images, both ways.
 
     Args:
         curves: The scores by what changed, then by label, by how much (a number, or rows and
@@ -37,6 +40,7 @@ def plot_robustness(
         titles: What each condition is called.
         measure: What the scores are.
         trained: What the models were trained at, by what changed; dotted.
+        errors: The standard error of each score over the images, where it is known.
 
     Examples:
         >>> import irpe.viz
@@ -54,7 +58,7 @@ def plot_robustness(
     for axes, (name, of_panel) in zip(drawn, curves.items(), strict=True):
         for at in (trained or {}).get(name, ()):
             axes.axvline(_place(at), color="#999999", linestyle=":", linewidth=0.8, zorder=0)
-        handles = _draw(axes, of_panel)
+        handles = _draw(axes, of_panel, (errors or {}).get(name))
         axes.set_xlabel(titles[name])
         if axes is not drawn[0]:
             axes.sharey(drawn[0])
@@ -65,7 +69,7 @@ def plot_robustness(
     return figure
 
 
-def _draw(axes: "Axes", curves: Curves) -> list[Any]:
+def _draw(axes: "Axes", curves: Curves, errors: Curves | None) -> list[Any]:
     """Draws the curves, and returns what the legend shows of each: its line and its points."""
     handles: list[Any] = []
     for index, (label, scores) in enumerate(curves.items()):
@@ -75,6 +79,9 @@ def _draw(axes: "Axes", curves: Curves) -> list[Any]:
         places = [_place(each) for each in conditions]
         means = [statistics.mean(scores[condition]) for condition in conditions]
         (line,) = axes.plot(places, means, dashes, color=colour, label=label)
+        if errors is not None:
+            bars = [2 * statistics.mean(errors[label][each]) for each in conditions]
+            axes.errorbar(places, means, bars, fmt="none", ecolor=colour, elinewidth=0.8)
         points = [(_place(each), score) for each in conditions for score in scores[each]]
         style = {"color": colour, "markersize": 3.5, "alpha": 0.7, "mew": 0}
         (seeds,) = axes.plot(*zip(*points, strict=True), mark, **style)

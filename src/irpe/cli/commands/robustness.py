@@ -43,7 +43,7 @@ def robustness(
     """Scores of trained models at other sizes, and on images that moved.
 
     Runs that differ in the seed alone are a group: one curve, their mean, with a point for each
-    seed. At another size the learned absolute encoding is resampled and all else stays as it is.
+    seed and bars of two standard errors over the images. At another size the learned absolute encoding is resampled and all else stays as it is.
     Images of classifiers also move: right, down, left or up in turn, and black comes into view.
     Segmenters see larger images whole, and in sliding windows of the size of a crop in training.
     The scores are written next to the picture, as FILE.json.
@@ -59,6 +59,7 @@ def robustness(
     from irpe.ablation.robustness import name_groups
     from irpe.cli.console import ProgressBar, print_lines
     from irpe.files import check_writable, write_text
+    from irpe.progress import silent
     from irpe.train.evaluation import evaluate
     from irpe.train.processes import make_accelerator
     from irpe.train.run import Run
@@ -74,24 +75,26 @@ def robustness(
     labels, accelerator = name_groups(opened, label or []), make_accelerator()
     if accelerator.num_processes > 1:
         raise UserError("robustness is measured in one process: start it without torchrun")
-    axes: dict[str, dict[At, Condition]] = {}
+    first = _open(opened[0], data, split)[0]
+    axes, measure = _axes(first, sizes, moves), first.measures[0]
     for run in opened:  # all of them are checked before the first is evaluated
         task = _open(run, data, split)[0]
-        axes = axes or _axes(task, sizes, moves)
         for condition in (each for axis in axes.values() for each in axis.values()):
-            task.open("val", condition, lambda event: None)
-    measure = task.measures[0]
+            task.open("val", condition, silent)
     curves: dict[str, Curves] = {axis: {each: {} for each in labels} for axis in axes}
+    errors: dict[str, Curves] = {axis: {each: {} for each in labels} for axis in axes}
     entries: list[dict[str, Any]] = []
     with ProgressBar() as bar:
         for run, name in zip(opened, labels, strict=True):
             pair = _open(run, data, split)
-            config, found = pair[0].config, {axis: dict[str, float]() for axis in axes}
+            config, found, count = pair[0].config, {axis: dict[str, float]() for axis in axes}, 0
             for axis, conditions in axes.items():
                 each = evaluate(pair, list(conditions.values()), accelerator, None, bar)
                 for at, evaluation in zip(conditions, each, strict=True):
                     value, count = evaluation.score.value, evaluation.score.num_images
                     curves[axis][name].setdefault(at, []).append(value)
+                    spread = statistics.pstdev(evaluation.score.values or (value,))
+                    errors[axis][name].setdefault(at, []).append(spread / count**0.5)
                     found[axis][_text(at)] = value
             by_axis = {f"{measure.key}_by_{axis}": of_axis for axis, of_axis in found.items()}
             entries.append({
@@ -103,7 +106,7 @@ def robustness(
     trained = {run.config.input_shape[1:] for run in opened if run.config.input_shape}
     marks = {"size": trained} if "move" in axes else {}
     titles = {axis: _TITLES[axis] for axis in axes}
-    save_figure(plot_robustness(curves, titles, measure, marks), output)
+    save_figure(plot_robustness(curves, titles, measure, marks, errors), output)
     if as_json:
         print_lines(text.rstrip("\n"))
         return
@@ -175,7 +178,7 @@ def _number(part: str, text: str) -> float:
     try:
         return float(part)
     except ValueError:
-        raise UserError(f"{text!r}: {part!r} is not a number; write numbers as 1,1.5,2") from None
+        raise UserError(f"{text!r}: {part!r} is not a number, as in 1,1.5,2") from None
 
 
 def _text(at: At) -> str:

@@ -141,6 +141,7 @@ def training(
         if not run.is_dir():
             raise MissingFileError(f"{run} is not a folder: pass the folders of runs")
     from irpe.train.run import Run
+    from irpe.train.tasks import find_task
     from irpe.viz import plot_training
 
     labels = [Run(run).label for run in runs]
@@ -149,7 +150,10 @@ def training(
     metrics: dict[str, list[Any]] = {}
     for run, label in zip(runs, labels, strict=True):
         metrics.setdefault(label if is_unique else str(run), []).append(Run(run).metrics())
-    write_figure(plot_training(metrics), output)
+    first, measure = Run(runs[0]), None
+    if first.exists:
+        measure = find_task(first.config.task).measures[0]
+    write_figure(plot_training(metrics, measure), output)
 
 
 def star(

@@ -12,17 +12,20 @@ from irpe.tasks.classify.config import ClassifierConfig
 from irpe.train.weights import read_weights, start_from
 
 
-def build_model(config: ClassifierConfig, size: tuple[int, int] | None = None) -> nn.Module:
+def build_model(
+    config: ClassifierConfig, num_classes: int, size: tuple[int, int] | None = None
+) -> nn.Module:
     """Returns the model to train; its random start follows from torch's random state.
 
     Args:
-        config: The configuration, with the classes of the data.
+        config: The configuration.
+        num_classes: The number of classes of the data.
         size: The rows and columns of its images, if they are not those of the configuration.
     """
     arguments: dict[str, Any] = {
         "img_size": config.image_size if size is None else size,
         "in_chans": config.channels,
-        "num_classes": len(config.classes),
+        "num_classes": num_classes,
         "drop_path_rate": config.drop_path,
         **config.model_args,
     }

@@ -127,45 +127,71 @@ class Subset:
         return self.source.filename(self.indices[index])
 
 
-def open_split(config: ClassifierConfig, split: str) -> Source:
-    """Returns the images to train on, or those to evaluate on, with the same classes.
+def open_images(data: str, root: str | None = None, holdout: float = 0.0) -> tuple[Source, Source]:
+    """Returns the images to train on and those to evaluate on, with the same classes.
 
     Args:
-        config: Its data is a folder with one folder, tar file or pair of idx files for each of
-            train and val; the name of a timm dataset ("torch/cifar10", "hfds/..."); or "embedded".
-        split: "train" or "val".
+        data: A folder with one folder, tar file or pair of idx files for each of train and val; the
+            name of a timm dataset ("torch/cifar10", "hfds/..."); or "embedded".
+        root: Where a dataset with a name is stored.
+        holdout: The fraction to hold out if there is a single folder of class folders.
     """
-    data = config.data
-    if config.holdout:
-        _check_root(data, config.root)
+    if holdout:
+        _check_root(data, root)
         _check_whole(data)
         whole = _open_path(Path(data))
         _check_classes(data, whole)
-        parts = held_out_indices(len(whole), config.holdout)
-        return Subset(whole, parts[split == "val"], whole.classes)
-    if split == "val":
-        return open_val(config)
-    train = _open(data, "train", config.root)
+        return hold_out(whole, holdout)
+    train, val = open_split(data, "train", root), open_split(data, "val", root)
     _check_classes(data, train)
-    return train
+    unknown = sorted(set(val.classes) - set(train.classes))
+    if unknown:
+        raise UserError(f"{data}: val has classes that train lacks: {', '.join(unknown[:5])}")
+    if list(val.classes) != list(train.classes):
+        val = Subset(val, range(len(val)), train.classes)
+    return train, val
 
 
-def open_val(config: ClassifierConfig) -> Source:
-    """Returns the images to evaluate on, with the classes of the configuration if it has some.
+def hold_out(source: Source, fraction: float) -> tuple[Subset, Subset]:
+    """Returns the images to train on and those held out: for a fraction, always the same.
 
-    They are those held out, or of the split "val" where there are splits, else all images of one
-    folder of class folders.
+    Args:
+        source: All the images.
+        fraction: How many of them are held out.
     """
-    data, folder = config.data, Path(config.data)
-    if not data:
+    parts = held_out_indices(len(source), fraction)
+    train, val = (Subset(source, indices, source.classes) for indices in parts)
+    return train, val
+
+
+def open_split(data: str, split: str, root: str | None = None) -> Source:
+    """Returns the images of one split, "train" or "val"."""
+    _check_root(data, root)
+    if data == "embedded":
+        part = _SPLITS[split][-1] if split == "val" else split
+        return IdxSource(EMBEDDED, part, EMBEDDED_CLASSES)
+    if data.startswith(DATASETS):
+        return _open_by_name(data, split, root)
+    found = _locate(data, split)
+    return IdxSource(Path(data), found) if isinstance(found, str) else _open_path(found)
+
+
+def open_source(config: ClassifierConfig, split: str) -> Source:
+    """Returns the images of a run: to train on, or to evaluate on with the classes that it has.
+
+    Args:
+        config: The configuration.
+        split: "train" or "val".
+    """
+    if not config.data:
         raise UserError("--data is missing: the images to evaluate on")
     if config.holdout:
-        return open_split(config, "val")
-    if is_name(data) or not folder.is_dir() or has_splits(folder):
-        val = _open(data, "val", config.root)
-    else:
-        _check_root(data, config.root)
-        val = _open_path(folder)
+        return open_images(config.data, config.root, config.holdout)[split == "val"]
+    if split == "train":
+        train = open_split(config.data, split, config.root)
+        _check_classes(config.data, train)
+        return train
+    val = open_evaluation(config.data, config.root)
     if set(val.classes) < set(config.classes):  # it has no images of some of them
         return Subset(val, range(len(val)), config.classes)
     return val
@@ -178,18 +204,6 @@ def describe_val(config: ClassifierConfig) -> str:
     return "val" if is_name(config.data) or has_splits(Path(config.data)) else "all"
 
 
-def _open(data: str, split: str, root: str | None = None) -> Source:
-    """Returns the images of one split, "train" or "val"."""
-    _check_root(data, root)
-    if data == "embedded":
-        part = _SPLITS[split][-1] if split == "val" else split
-        return IdxSource(EMBEDDED, part, EMBEDDED_CLASSES)
-    if data.startswith(DATASETS):
-        return _open_by_name(data, split, root)
-    found = _locate(data, split)
-    return IdxSource(Path(data), found) if isinstance(found, str) else _open_path(found)
-
-
 def check_images(data: str, root: str | None = None, holdout: float = 0.0) -> None:
     """Raises an error if there are no images where `open_split` looks; nothing is read yet."""
     _check_root(data, root)
@@ -198,6 +212,19 @@ def check_images(data: str, root: str | None = None, holdout: float = 0.0) -> No
     elif not is_name(data):
         for split in _SPLITS:
             _locate(data, split)
+
+
+def open_evaluation(data: str, root: str | None = None) -> Source:
+    """Returns the images to evaluate a trained model on.
+
+    They are those of the split "val" where there are splits, else all images of one folder of
+    class folders. Arguments as in `open_images`.
+    """
+    folder = Path(data)
+    if is_name(data) or not folder.is_dir() or has_splits(folder):
+        return open_split(data, "val", root)
+    _check_root(data, root)
+    return _open_path(folder)
 
 
 def _check_classes(data: str, train: Source) -> None:

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -17,15 +18,16 @@ from irpe.progress import Listener, silent
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.classify.model import build_model
 from irpe.tasks.classify.others import as_classifier
-from irpe.tasks.classify.sources import open_split, open_val
+from irpe.tasks.classify.sources import Source, open_source
 from irpe.tasks.classify.transforms import Batch, LabelledImages, eval_images, train_images
 from irpe.train.config import RunConfig
 from irpe.train.drawing import write_below
 from irpe.train.optim import encoder_groups
 from irpe.train.score import Measure, Score
-from irpe.train.task import AS_TRAINED, Condition, Split
+from irpe.train.task import AS_TRAINED, Condition, Images, Split
 from irpe.train.weights import Weights
 
+_HEADS = ("head.bias", "head.fc.bias")
 TOP = 5  # of the classes; of so many or fewer, every image's class is among them
 _TOP1, _TOP5 = Measure("top1", "top-1", "%"), Measure("top5", "top-5", "%", brief=False)
 _LOSS = Measure("val_loss", "loss", higher_is_better=False, digits=4)
@@ -66,9 +68,11 @@ class ClassificationTask:
         preparation: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config if weights is None else config.replace(initial=None)
+        self.weights = weights
         self.preparation = preparation
         self.mixup: Any = None
         self.criterion: nn.Module = LabelSmoothingCrossEntropy(config.label_smoothing)
+        self.sources: dict[str, Source] = {}
         self.opened: dict[Any, LabelledImages] = {}
         if config.mixup or config.cutmix:
             self.criterion = SoftTargetCrossEntropy()
@@ -88,31 +92,52 @@ class ClassificationTask:
         self, split: Split, condition: Condition | None = AS_TRAINED, listen: Listener = silent
     ) -> LabelledImages:
         """Returns the images of a split; opening those to train on fills in the classes."""
-        if condition is None:
-            source = open_split(self.config, split)
-            self.config.check_classes(source.classes)
+        if split not in self.sources:
+            self.sources[split] = open_source(self.config, split)
+        source = self.sources[split]
+        self.config.check_classes(source.classes)
+        if not self.config.classes:
             self.config = self.config.replace(classes=tuple(source.classes))
+        if condition is None:
             return train_images(source, self.config)
         condition.check(self)
+        self._check(condition)
         key = split, condition.size
         if key not in self.opened:
-            source = open_val(self.config) if split == "val" else open_split(self.config, split)
-            self.config.check_classes(source.classes)
-            if not self.config.classes:
-                self.config = self.config.replace(classes=tuple(source.classes))
             self.opened[key] = eval_images(source, self.config, self.preparation, condition.size)
         return self.opened[key].shifted(condition.shift * self.patch if condition.shift else 0)
 
-    @property
+    def _check(self, condition: Condition) -> None:
+        """Raises an error for a size that is not whole patches, or a shift out of the image."""
+        for side in condition.size or ():
+            if side < self.patch or side % self.patch:
+                near = max(1, side // self.patch) * self.patch
+                raise UserError(
+                    f"size {side} is not a multiple of {self.patch}, the side of a patch: choose "
+                    f"{near} or {near + self.patch}"
+                )
+        most = self.config.image_size // self.patch - 1 if condition.shift else 0
+        if not 0 <= condition.shift <= most:
+            raise UserError(
+                f"a shift by {condition.shift} patches leaves nothing of an image of "
+                f"{self.config.image_size} pixels in view: choose 0 to {most}"
+            )
+
+    @cached_property
     def patch(self) -> int:
         """The side of a patch of timm's ViT or Swin, in pixels."""
         with torch.device("meta"):
-            model: Any = build_model(self.config.replace(initial=None, encoding="none"))
+            plain = self.config.replace(initial=None, encoding="none", builtin_bias="keep")
+            model: Any = build_model(plain, len(self.config.classes))
         return model.patch_embed.patch_size[0]
 
     def build(self, size: tuple[int, int] | None = None) -> nn.Module:
         """Returns the model at its start."""
-        return build_model(self.config, size)
+        count = len(self.config.classes)
+        if not count and self.weights is not None:
+            heads = [self.weights[name] for name in _HEADS if name in self.weights]
+            count = len(heads[0]) if heads else 0
+        return build_model(self.config, count, size)
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Returns the parameters with the learning rates of tables, positions and all else."""
@@ -151,7 +176,7 @@ class ClassificationTask:
         columns = zip(ranked, batch.labels.tolist(), losses, strict=True)
         return [Guess(tuple(classes), label, loss) for classes, label, loss in columns]
 
-    def score(self, images: LabelledImages, predictions: Mapping[int, Guess]) -> Score:
+    def score(self, images: Images, predictions: Mapping[int, Guess]) -> Score:
         """Returns top-1, top-5 and loss."""
         found, classes = list(predictions.values()), images.source.classes
         values = tuple(100.0 * (each.classes[0] == each.label) for each in found)
@@ -166,7 +191,7 @@ class ClassificationTask:
         return Score(measures, details, values, chance=100 * most / len(found))
 
     def draw(
-        self, images: LabelledImages, index: int, prediction: Guess, threshold: float | None = None
+        self, images: Images, index: int, prediction: Guess, threshold: float | None = None
     ) -> Any:
         """Returns an image with the best class below it, and the true one if it is another."""
         image, names = images.source.read(index)[0], images.source.classes

@@ -121,7 +121,9 @@ class LabelledImages(Dataset[Any]):
         """Returns a batch."""
         images, labels, indices, broken = zip(*items, strict=True)
         lost = [index for index, is_lost in zip(indices, broken, strict=True) if is_lost]
-        return Batch(default_collate(images), default_collate(labels), list(indices), lost)
+        return Batch(
+            default_collate(list(images)), default_collate(list(labels)), list(indices), lost
+        )
 
     def _read(self, index: int) -> tuple[Any, int]:
         image, label = self.source.read(index)

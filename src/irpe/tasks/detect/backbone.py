@@ -2,7 +2,7 @@
 
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
@@ -18,20 +18,23 @@ from irpe.train.weights import Weights, read_torch, read_weights
 
 PREFIX = "model.backbone."  # of its weights in a DETR
 _PACKAGED = "tf_efficientnet_lite0"  # whose weights come in a package of their own
-_COLOURS = 3  # channels of an image; no feature map has so few
+
+BackboneInput = Literal["images", "features"]
 
 
 class FrozenBackbone(nn.Module):
-    """timm's network as it is, never trained; feature maps that it computed before pass through.
+    """timm's network as it is, never trained.
 
     Args:
         name: timm's name of the network.
+        takes: What it is called with: images, or feature maps that it computed before.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, takes: BackboneInput = "images") -> None:
         super().__init__()
         self.model: Any = timm.create_model(name, features_only=True, out_indices=(-1,))
         self.model.requires_grad_(False)
+        self.takes: BackboneInput = takes
         self.eval()
 
     def train(self, mode: bool = True) -> "FrozenBackbone":
@@ -44,8 +47,7 @@ class FrozenBackbone(nn.Module):
 
     def forward(self, pixel_values: Tensor, pixel_mask: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Returns the feature map and its mask, as transformers' DETR expects them."""
-        is_image = pixel_values.shape[1] == _COLOURS
-        features = self.feature_map(pixel_values) if is_image else pixel_values
+        features = self.feature_map(pixel_values) if self.takes == "images" else pixel_values
         mask = functional.interpolate(pixel_mask[None].float(), size=features.shape[-2:])
         return [(features, mask[0].bool())]
 

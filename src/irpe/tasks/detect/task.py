@@ -29,7 +29,7 @@ from irpe.train.config import EMBEDDED, RunConfig
 from irpe.train.drawing import enlarged
 from irpe.train.normalization import normalization
 from irpe.train.score import Measure, Score
-from irpe.train.task import AS_TRAINED, Condition, Split
+from irpe.train.task import AS_TRAINED, Condition, Images, Split
 from irpe.train.weights import Weights
 
 _STEP = 32  # between the short sides of training
@@ -107,7 +107,7 @@ class DetectionTask:
         if is_training and not config.classes:
             self.config = config = config.replace(classes=tuple(source.classes))
         colours = normalization(config.backbone, "backbone")
-        mean, std = (tuple(colours[each]) for each in ("mean", "std"))
+        mean, std = (tuple[Any, Any, Any](colours[each]) for each in ("mean", "std"))
         sides, flip, crops = (config.short_side,), 0.0, False
         if is_training:
             sides = (*range(config.min_short_side, config.short_side, _STEP), config.short_side)
@@ -150,6 +150,7 @@ class DetectionTask:
         micro_batches = len(batches) * accelerator.num_processes
         normalizer = make_normalizer(total.cpu(), micro_batches, settings.eos_coefficient)
         device = accelerator.device
+        self._feed(model)
         for batch in batches:
             targets = [
                 {"boxes": boxes.to(device), "class_labels": classes.to(device)}
@@ -159,14 +160,20 @@ class DetectionTask:
             logits, boxes = layer_predictions(model, inputs, mask)
             yield detection_loss(logits, boxes, targets, normalizer, settings)
 
+    def _feed(self, model: Any) -> None:
+        """Tells the backbone that it gets feature maps where these are cached."""
+        if self.config.cached_versions:
+            model.model.backbone.takes = "features"
+
     def predict(self, model: nn.Module, batch: BoxBatch, device: torch.device) -> list[Queries]:
         """Returns the classes and boxes of all queries of each image."""
+        self._feed(model)
         found = model(pixel_values=batch.inputs.to(device), pixel_mask=batch.mask.to(device))
         scores, classes = found.logits.float().cpu().softmax(-1)[..., :-1].max(-1)
         of_images = zip(scores, classes, found.pred_boxes.float().cpu(), strict=True)
         return [Queries(*each, found.logits.shape[-1] - 1) for each in of_images]
 
-    def score(self, images: BoxImages, predictions: Mapping[int, Queries]) -> Score:
+    def score(self, images: Images, predictions: Mapping[int, Queries]) -> Score:
         """Returns average precision."""
         source, content = images.source, images.source.content
         if len(predictions) < len(source):
@@ -190,7 +197,7 @@ class DetectionTask:
         return [each for each in found if each["category_id"] in source.categories]
 
     def draw(
-        self, images: BoxImages, index: int, prediction: Queries, threshold: float | None = None
+        self, images: Images, index: int, prediction: Queries, threshold: float | None = None
     ) -> Any:
         """Returns an image with the boxes found, their scores, and the true ones thin."""
         source = images.source

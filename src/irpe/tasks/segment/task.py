@@ -26,7 +26,7 @@ from irpe.train.config import EMBEDDED, RunConfig
 from irpe.train.drawing import beside
 from irpe.train.optim import encoder_groups
 from irpe.train.score import Measure, Score
-from irpe.train.task import AS_TRAINED, Condition, Split
+from irpe.train.task import AS_TRAINED, Condition, Images, Split
 from irpe.train.weights import Weights
 
 _GREY = (90, 90, 90)  # of pixels without a class
@@ -139,13 +139,13 @@ class SegmentationTask:
             found.append(LabelMap(counts, size, zlib.compress(predicted.numpy().tobytes(), 1)))
         return found
 
-    def score(self, images: PixelImages, predictions: Mapping[int, LabelMap]) -> Score:
+    def score(self, images: Images, predictions: Mapping[int, LabelMap]) -> Score:
         """Returns mIoU and accuracies."""
         return score_pixels([each.counts for each in predictions.values()], self.config.classes)
 
     def draw(
         self,
-        images: PixelImages,
+        images: Images,
         index: int,
         prediction: LabelMap,
         threshold: float | None = None,
