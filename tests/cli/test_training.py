@@ -214,14 +214,14 @@ def test_images_that_a_run_was_trained_on_do_not_count(tmp_path):
     assert irpe("train", "laptop", *QUICK, *whole, cwd=tmp_path).returncode == 0
     own = irpe("eval", "runs/laptop", cwd=tmp_path).stdout
     assert re.match(r"top-1 [\d.]+  loss ", own)  # every class is among the first five
-    assert own.endswith(f"(4 images: the part of {tmp_path}/data/train held out in training)\n")
+    assert f"4 images: the part of {tmp_path}/data/train held out in training;" in own
     (tmp_path / "link").symlink_to("data")
     for same in ("data/train", str(tmp_path / "data/train/"), "link/train"):
         assert irpe("eval", "runs/laptop", "--data", same, cwd=tmp_path).stdout == own
     other = irpe("eval", "runs/laptop", "--data", "data/val", cwd=tmp_path).stdout
-    assert other.endswith("(16 images: all of data/val)\n")
+    assert "16 images: all of data/val;" in other
     other = irpe("eval", "runs/laptop", "--data", "data", cwd=tmp_path).stdout
-    assert other.endswith("(16 images: the val split of data)\n")
+    assert "16 images: the val split of data;" in other
     refused = irpe("eval", "runs/laptop", "--data", "data/train", "--root", "x", cwd=tmp_path)
     assert "root 'x' is for datasets with a name" in refused.stderr
 

@@ -43,7 +43,13 @@ def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What every training run has; the help text of a field says what it means."""
+    """What every training run has; the help text of a field says what it means.
+
+    Examples:
+        >>> import irpe.recipes, irpe.train
+        >>> isinstance(irpe.recipes.RECIPES["laptop"](), irpe.train.RunConfig)
+        True
+    """
 
     task: ClassVar[str]
 

@@ -17,6 +17,11 @@ class Measure:
         higher_is_better: Whether more of it is better.
         digits: How many digits after the point are shown.
         brief: Show it in the one line of an epoch, too.
+
+    Examples:
+        >>> import irpe.train
+        >>> irpe.train.Measure("top1", "top-1", "%").text(75.3)
+        'top-1 75.30'
     """
 
     key: str

@@ -35,6 +35,11 @@ class Condition:
         shift: By how many patches images are shifted: right, down, left and up in turn.
         scale: How much larger images are.
         windows: Whether sliding windows are averaged; `None`: as the run does it.
+
+    Examples:
+        >>> import irpe.train
+        >>> irpe.train.Condition(size=(48, 64)).size
+        (48, 64)
     """
 
     size: tuple[int, int] | None = None
@@ -123,6 +128,13 @@ class Task(Protocol):
     Args:
         config: The configuration of the run; opening the images fills in their classes.
         weights: Those that the model is built for, in place of the initial ones.
+
+    Examples:
+        >>> import irpe.recipes
+        >>> from irpe.train.tasks import make_task
+        >>> task = make_task(irpe.recipes.RECIPES["laptop"]())
+        >>> len(task.open("val"))
+        2000
     """
 
     Config: ClassVar[type[RunConfig]]  # of its configurations

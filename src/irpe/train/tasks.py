@@ -24,7 +24,7 @@ def register_task(name: str, plug: str) -> None:
 
     Examples:
         >>> import irpe.train
-        >>> irpe.train.register_task("angles", "my_project.angles:AngleTask")
+        >>> irpe.train.register_task("poses", "my_project.poses:PoseTask")
     """
     module, colon, owner = plug.partition(":")
     if not (module and colon and owner):
