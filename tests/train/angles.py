@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from PIL import Image, ImageDraw
 from torch.nn import functional
@@ -16,8 +17,6 @@ from irpe.train.optim import encoder_groups
 
 @dataclass(frozen=True, kw_only=True)
 class AngleConfig(RunConfig):
-    """A run that learns angles."""
-
     task: ClassVar[str] = "angles"
     count: int = 16
     absolute_lr: float = 1.0
@@ -49,8 +48,6 @@ class Angles:
 
 
 class Turned(NamedTuple):
-    """A batch."""
-
     images: torch.Tensor
     angles: torch.Tensor
     indices: list[int]
@@ -70,8 +67,8 @@ class AngleImages:
         return len(self.source)
 
     def __getitem__(self, sample):
-        pixels = torch.tensor(list(self.source.read(sample.image).getdata()))
-        return pixels.view(1, 16, 16) / 255, math.radians(self.source.angles[sample.image]), sample
+        pixels = torch.tensor(np.asarray(self.source.read(sample.image))[None] / 255)
+        return pixels.float(), math.radians(self.source.angles[sample.image]), sample
 
     def collate(self, items):
         images, angles, samples = zip(*items, strict=True)
@@ -80,8 +77,6 @@ class AngleImages:
 
 
 class AngleTask:
-    """Regression of the angle, as sine and cosine of twice it."""
-
     Config, takes, eval_batch = AngleConfig, (), 8
     measures = (Measure("degrees", "mean error", "°", higher_is_better=False, digits=1),)
 

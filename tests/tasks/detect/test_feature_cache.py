@@ -26,7 +26,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def source(data):
-    return task(data).train
+    return task(data).open("train", None).source
 
 
 @pytest.fixture
