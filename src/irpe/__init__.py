@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
     from irpe.adapters.supported import supported
+    from irpe.core.augmentation import AugmentedGrid
     from irpe.core.buckets import BucketMap, bucket_maps
     from irpe.core.encodings import parse_encoding
     from irpe.core.encodings.spec import RPESpec
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AugmentedGrid",
     "BucketMap",
     "Clip",
     "Grid",
@@ -81,6 +83,7 @@ _SOURCES = {
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
     "irpe.adapters.supported": ("supported",),
+    "irpe.core.augmentation": ("AugmentedGrid",),
     "irpe.core.buckets": ("BucketMap", "bucket_maps"),
     "irpe.core.encodings": ("parse_encoding",),
     "irpe.core.encodings.spec": ("RPESpec",),

@@ -1,14 +1,27 @@
 """Rotary positions: pairs of elements of a head are turned by an angle of the position."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from irpe.core.augmentation import Augmentation, Sample
 from irpe.core.constants import built_once, traced_as_constant
 from irpe.core.grid import Grid, grid_shape
+
+
+class Frame(NamedTuple):
+    """What the coordinates of a rotation are.
+
+    Args:
+        normalized: Whether an axis runs from -1 to 1 (DINOv3) or counts patches.
+        reference: The grid that a grid of another size is scaled to; `None` for none.
+    """
+
+    normalized: bool = False
+    reference: tuple[int, ...] | None = None
 
 
 class Rotation(NamedTuple):
@@ -47,7 +60,7 @@ def rotate(
 def axial_rotation(
     grid: Grid | Sequence[int],
     frequencies: tuple[float, ...],
-    normalized: bool,
+    frame: Frame,
     num_prefix_tokens: int,
     like: Tensor,
 ) -> Rotation:
@@ -58,81 +71,140 @@ def axial_rotation(
     Args:
         grid: The shape of the grid.
         frequencies: The angle for a step of one along an axis, for each of its pairs.
-        normalized: Whether an axis runs from -1 to 1 (DINOv3) or counts patches.
+        frame: What a step of one is.
         num_prefix_tokens: How many tokens before the patches stay as they are.
         like: A tensor with the device and the precision wanted, at least float32.
     """
     dtype = torch.promote_types(like.dtype, torch.float32)
     return _constant_rotation(
-        grid_shape(grid), frequencies, normalized, num_prefix_tokens, like.device, dtype
+        grid_shape(grid), frequencies, tuple(frame), num_prefix_tokens, like.device, dtype
     )
+
+
+def augmented_axial_rotation(
+    grid: Grid | Sequence[int],
+    frequencies: tuple[float, ...],
+    frame: Frame,
+    num_prefix_tokens: int,
+    like: Tensor,
+    augmentation: Augmentation,
+    sample: Sample,
+) -> Rotation:
+    """Returns the rotation of axial frequencies at augmented positions.
+
+    Args:
+        grid: The shape of the grid.
+        frequencies: As in `axial_rotation`; so the next three.
+        frame: See there.
+        num_prefix_tokens: See there.
+        like: See there.
+        augmentation: How far positions may be changed.
+        sample: The random numbers of the forward pass.
+    """
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    positions = _constant_positions(grid_shape(grid), tuple(frame), like.device, dtype)
+    positions = _with_prefix(augmentation.apply(positions, sample), num_prefix_tokens)
+    steps = _constant_steps(frequencies, like.device, dtype)
+    angles = (positions[:, :, None] * steps).flatten(1)[None]
+    return Rotation(angles.cos(), angles.sin())
 
 
 def mixed_rotation(
     grid: Grid | Sequence[int],
     frequencies: Float[Tensor, "axes heads pairs"],
+    frame: Frame,
     num_prefix_tokens: int,
+    augmentation: Augmentation,
+    sample: Sample | None = None,
 ) -> Rotation:
     """Returns the rotation of learned frequencies: every pair turns with all axes.
 
     Args:
         grid: The shape of the grid.
-        frequencies: The angle for a step of one patch along each axis.
+        frequencies: The angle for a step of one along each axis.
+        frame: What a step of one is.
         num_prefix_tokens: How many tokens before the patches stay as they are.
+        augmentation: How far positions may be changed.
+        sample: The random numbers of the forward pass; `None` to change none.
     """
     dtype = torch.promote_types(frequencies.dtype, torch.float32)
-    positions = _constant_positions(grid_shape(grid), num_prefix_tokens, frequencies.device, dtype)
+    shape, device = grid_shape(grid), frequencies.device
+    positions = _constant_positions(shape, tuple(frame), device, dtype)
+    if sample is not None:
+        positions = augmentation.apply(positions, sample)
+    positions = _with_prefix(positions, num_prefix_tokens)
     angles = torch.einsum("ta,ahp->htp", positions, frequencies.to(dtype))
     return Rotation(angles.cos(), angles.sin())
 
 
-def normalized_coordinates(grid: Grid) -> Float[Tensor, "positions axes"]:
-    """Returns the centres of the patches on axes that run from -1 to 1, in float64."""
-    return (grid.coordinates().double() + 0.5) / torch.tensor(grid.shape) * 2 - 1
+def coordinates_in(frame: Frame, grid: Grid) -> Float[Tensor, "positions axes"]:
+    """Returns the positions of the patches of a grid, in float64."""
+    positions = grid.coordinates().double()
+    shape = torch.tensor(grid.shape, dtype=torch.float64)
+    if frame.normalized:
+        return (positions + 0.5) / shape * 2 - 1
+    if frame.reference is None:
+        return positions
+    return positions * (torch.tensor(frame.reference) / shape)  # 1 where they are equal
+
+
+def _with_prefix(positions: Tensor, num_prefix_tokens: int) -> Tensor:
+    """Returns the coordinates of all tokens; those of prefix tokens are zero: no rotation."""
+    prefix = positions.new_zeros(num_prefix_tokens, positions.shape[1])
+    return torch.cat([prefix, positions])
 
 
 @traced_as_constant
 def _constant_rotation(
     shape: tuple[int, ...],
     frequencies: tuple[float, ...],
-    normalized: bool,
+    frame: tuple[Any, ...],
     num_prefix_tokens: int,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Rotation:
     grid = Grid.of(shape)
-    return _cached_rotation(grid, frequencies, normalized, num_prefix_tokens, device, dtype)
+    return _cached_rotation(grid, frequencies, Frame(*frame), num_prefix_tokens, device, dtype)
 
 
 @built_once(maxsize=16)
 def _cached_rotation(
     grid: Grid,
     frequencies: tuple[float, ...],
-    normalized: bool,
+    frame: Frame,
     num_prefix_tokens: int,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Rotation:
-    positions = normalized_coordinates(grid) if normalized else grid.coordinates().double()
+    positions = coordinates_in(frame, grid)
     steps = torch.tensor(frequencies, dtype=torch.float64)
     angles = (positions[:, :, None] * steps).flatten(1)  # positions, axes times pairs of an axis
-    angles = torch.cat([angles.new_zeros(num_prefix_tokens, angles.shape[1]), angles])
+    angles = _with_prefix(angles, num_prefix_tokens)
     cos, sin = (part[None].to(device, dtype) for part in (angles.cos(), angles.sin()))
     return Rotation(cos, sin)
 
 
 @traced_as_constant
 def _constant_positions(
-    shape: tuple[int, ...], num_prefix_tokens: int, device: torch.device, dtype: torch.dtype
+    shape: tuple[int, ...], frame: tuple[Any, ...], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    return _cached_positions(Grid.of(shape), num_prefix_tokens, device, dtype)
+    return _cached_positions(Grid.of(shape), Frame(*frame), device, dtype)
 
 
 @built_once(maxsize=16)
-def _cached_positions(
-    grid: Grid, num_prefix_tokens: int, device: torch.device, dtype: torch.dtype
+def _cached_positions(grid: Grid, frame: Frame, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return coordinates_in(frame, grid).to(device, dtype)
+
+
+@traced_as_constant
+def _constant_steps(
+    frequencies: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Returns the coordinates of all tokens; those of prefix tokens are zero: no rotation."""
-    patches = grid.coordinates()
-    prefix = patches.new_zeros(num_prefix_tokens, grid.ndim)
-    return torch.cat([prefix, patches]).to(device, dtype)
+    return _cached_steps(frequencies, device, dtype)
+
+
+@built_once(maxsize=16)
+def _cached_steps(
+    frequencies: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    return torch.tensor(frequencies, dtype=torch.float64).to(device, dtype)

@@ -1,5 +1,6 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,15 @@ from irpe.core.buckets import (
     check_num_prefix_tokens,
     maps_on,
 )
-from irpe.core.encodings import Encoding, attention_encoding
+from irpe.core.encodings import (
+    Encoding,
+    Joined,
+    Rotary,
+    attention_encoding,
+    augmentation_of,
+    is_trained_as,
+    parse_encoding,
+)
 from irpe.core.encodings.encoding import (
     TABLE_LISTS,
     AttentionArguments,
@@ -24,7 +33,7 @@ from irpe.core.grid import Grid, grid_shape
 from irpe.core.positions import Positions, axes_of, check_tokens
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
-from irpe.nn.where import Where, mask_padding
+from irpe.nn.where import Where, mask_padding, split_augmented
 from irpe.ops.attention import (
     explain,
     rpe_attention,
@@ -134,17 +143,17 @@ class RelativePositionEncoding(nn.Module):
         """Returns attention with the encoding.
 
         Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. `grid` is the
-        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere. For an
-        attention that rotates queries and keys, `q` and `k` are the rotated pair, which the dot
-        product uses, and `table_q` and `table_k` the unrotated one, which the tables meet. A
-        learned `temperature` replaces the scale: it is a factor of all scores, those of the
-        encoding included.
+        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere; an encoding
+        that augments positions in training is given an `irpe.AugmentedGrid` there. For an attention
+        that rotates queries and keys, `q` and `k` are the rotated pair, which the dot product uses,
+        and `table_q` and `table_k` the unrotated one, which the tables meet. A learned
+        `temperature` replaces the scale: it is a factor of all scores, those of the encoding
+        included.
         """
         q, k, maps, found, table_q, table_k, scale = self._on(
             grid, q, k, scale, table_q, table_k, temperature
         )
-        if isinstance(grid, Positions):
-            attn_mask = mask_padding(attn_mask, grid)
+        attn_mask = mask_padding(attn_mask, grid)
         if not maps:  # a rotation alone
             return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
         return rpe_attention(
@@ -180,8 +189,7 @@ class RelativePositionEncoding(nn.Module):
         q, k, maps, found, table_q, table_k, scale = self._on(
             grid, q, k, scale, table_q, table_k, temperature
         )
-        if isinstance(grid, Positions):
-            attn_mask = mask_padding(attn_mask, grid)
+        attn_mask = mask_padding(attn_mask, grid)
         return rpe_attention_weights(
             q,
             k,
@@ -234,6 +242,7 @@ class RelativePositionEncoding(nn.Module):
 
     def maps(self, grid: Where, device: torch.device | str = "cpu") -> tuple[BucketMap, ...]:
         """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
+        grid, _ = split_augmented(grid)
         shape = None if isinstance(grid, Positions) else grid_shape(grid)
         size, ndim = self.size, axes_of(grid) if shape is None else len(shape)
         if ndim != size.ndim:
@@ -271,6 +280,7 @@ class RelativePositionEncoding(nn.Module):
         float | None,
     ]:
         """Returns the call: q and k as they enter the dot product, maps, tables, and the rest."""
+        grid, sample = self._augmented(grid)
         maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters = {name: getattr(self, name) for name in self._others}
@@ -279,9 +289,13 @@ class RelativePositionEncoding(nn.Module):
                 parameters[f"{role}.{number}"] = table
         if isinstance(grid, Positions):
             check_tokens(grid, q, k)
-            found = self.spec.arguments_on(*_whole_grid(grid, parameters, self.size), q)
+            on = (*_whole_grid(grid, parameters, self.size), q)
         else:
-            found = self.spec.arguments_on(grid, parameters, self.size, q)
+            on = (grid, parameters, self.size, q)
+        if sample is not None and isinstance(self.spec, Rotary | Joined):
+            found = self.spec.arguments_on(*on, sample)
+        else:
+            found = self.spec.arguments_on(*on)
         shift, rotation = found.query_shift, found.rotation
         if table_q is not None and (shift is not None or rotation is not None):
             raise UserError(
@@ -314,6 +328,19 @@ class RelativePositionEncoding(nn.Module):
         table_k = table_k if found.query_tables else None
         return q, k, maps, found, table_q, table_k, scale
 
+    def _augmented(self, where: Where) -> tuple[Grid | Sequence[int] | Positions, Tensor | None]:
+        """Returns where tokens are, and the random numbers that change this in training, if any."""
+        grid, sample = split_augmented(where)
+        if not self.training or not augmentation_of(self.spec):
+            return grid, None
+        if sample is None:
+            raise UserError(
+                f"'{self.spec}' in training needs random numbers, the same in all layers of a "
+                f"pass: pass irpe.AugmentedGrid.of({grid}) as the grid of all of them, or call the "
+                "whole model that irpe.equip was given"
+            )
+        return grid, sample
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Adds the encoding's text to what the state says of its modules, beside their versions."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -335,7 +362,7 @@ class RelativePositionEncoding(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         text = local_metadata.get("encoding", str(self.spec))
-        if text != str(self.spec):
+        if text != str(self.spec) and not is_trained_as(self.spec, parse_encoding(text)):
             error_msgs.append(
                 f"{prefix[:-1]}: this is the state of encoding '{text}', not of '{self.spec}': "
                 f"make the module or equip the model with '{text}'"

@@ -4,11 +4,19 @@ from collections.abc import Sequence
 
 import torch
 
+from irpe.core.augmentation import AugmentedGrid, Sample
 from irpe.core.grid import Grid
 from irpe.core.positions import Positions
 from irpe.ops.shapes import Mask
 
-Where = Grid | Sequence[int] | Positions
+Where = Grid | Sequence[int] | Positions | AugmentedGrid
+
+
+def split_augmented(where: Where) -> tuple[Grid | Sequence[int] | Positions, Sample | None]:
+    """Returns where tokens are, and the random numbers of the forward pass, if there are some."""
+    if isinstance(where, AugmentedGrid):
+        return where.where, where.sample
+    return where, None
 
 
 def mask_padding(attn_mask: Mask | None, where: Where) -> Mask | None:
@@ -18,6 +26,7 @@ def mask_padding(attn_mask: Mask | None, where: Where) -> Mask | None:
         attn_mask: True where a key takes part, or scores to add; `None` for all keys.
         where: Where the tokens are.
     """
+    where, _ = split_augmented(where)
     if not isinstance(where, Positions) or where.constant is not None:
         return attn_mask
     padding = where.padding_mask()

@@ -1,10 +1,12 @@
 """A rotation and an encoding with tables in one attention."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
+from irpe.core.augmentation import NONE, Augmentation, Sample
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
 from irpe.core.encodings.decomposed import Decomposed
@@ -83,10 +85,11 @@ class Joined:
         parameters: Mapping[str, Tensor],
         size: HeadSize,
         like: Tensor,
+        sample: Sample | None = None,
     ) -> AttentionArguments:
         """Returns the rotation of the one part and the tables of the other."""
         of_rotation, of_tables = _split(parameters)
-        rotation = self.rotation.arguments_on(grid, of_rotation, size, like).rotation
+        rotation = self.rotation.arguments_on(grid, of_rotation, size, like, sample).rotation
         return self.tables.arguments_on(grid, of_tables, size, like)._replace(rotation=rotation)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
@@ -96,6 +99,35 @@ class Joined:
 
     def __str__(self) -> str:
         return f"{self.rotation}+{self.tables}"
+
+
+def augmentation_of(encoding: object) -> Augmentation:
+    """Returns how an encoding augments positions in training; most do not."""
+    rotation = encoding.rotation if isinstance(encoding, Joined) else encoding
+    return rotation.augmentation if isinstance(rotation, Rotary) else NONE
+
+
+def is_trained_as(encoding: object, other: object) -> bool:
+    """Returns whether what another encoding learned means the same in this one.
+
+    So it does if they differ in the augmentation alone, or if this one has a reference grid more.
+
+    Args:
+        encoding: The encoding.
+        other: The encoding that learned.
+    """
+    return _as_trained(encoding, other) == _as_trained(other, other)
+
+
+def _as_trained(encoding: Any, other: Any) -> Any:
+    """Returns an encoding as trained: no augmentation, no reference unless the other has one."""
+    if isinstance(encoding, Joined):
+        inner = other.rotation if isinstance(other, Joined) else other
+        return replace(encoding, rotation=_as_trained(encoding.rotation, inner))
+    if not isinstance(encoding, Rotary):
+        return encoding
+    plain = replace(encoding, augmentation=NONE)
+    return plain if getattr(other, "reference", None) else replace(plain, reference=None)
 
 
 def _split(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

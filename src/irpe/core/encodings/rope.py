@@ -8,9 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from irpe.core.augmentation import NONE, Augmentation, Sample
 from irpe.core.encodings.encoding import AttentionArguments, HeadSize, check_splits_head
 from irpe.core.grid import Grid
-from irpe.core.rotation import axial_rotation, mixed_rotation
+from irpe.core.numbers import number_text
+from irpe.core.rotation import Frame, augmented_axial_rotation, axial_rotation, mixed_rotation
 from irpe.errors import UserError, UserTypeError
 
 
@@ -21,9 +23,30 @@ def _check_base(base: float) -> None:
         raise UserError(f"base = {base!r} must be a finite number greater than 1")
 
 
-def _text(base: float) -> str:
-    """Returns a text without an exponent that is read back as the same number."""
-    return f"{base:f}".rstrip("0").rstrip(".") if float(f"{base:f}") == base else f"{base:.17f}"
+def _check_reference(reference: tuple[int, ...] | None) -> None:
+    if reference is not None:
+        Grid.of(reference)
+
+
+def _frame_on(encoding: "RopeAxial | RopeMixed", ndim: int) -> Frame:
+    """Returns the coordinates on a grid of some axes; one size of a reference is for all axes."""
+    normalized = isinstance(encoding, RopeAxial) and encoding.normalized
+    reference = encoding.reference
+    if reference is not None and len(reference) == 1:
+        reference = reference * ndim
+    if reference is not None and len(reference) != ndim:
+        raise UserError(
+            f"{encoding}: its reference grid has {len(reference)} axes, and the grid has {ndim}: "
+            "write a size for each axis, or one for all"
+        )
+    return Frame(normalized, reference)
+
+
+def _options(encoding: "RopeAxial | RopeMixed") -> str:
+    """Returns the text of the reference grid and of the augmentation."""
+    reference = encoding.reference
+    text = "" if reference is None else f"+ref{'x'.join(map(str, reference))}"
+    return f"{text}{encoding.augmentation}"
 
 
 class _WithoutTables:
@@ -58,16 +81,28 @@ class RopeAxial(_WithoutTables):
         base: The ratio of the highest to the lowest frequency, nearly.
         normalized: As DINOv3: an axis runs from -1 to 1 whatever the size of the grid, and
             frequencies count full turns.
+        reference: The grid that the angles are for, a size for each axis or one for all: positions
+            are multiplied by reference / n on an axis of n, so that every grid spans the same.
+        augmentation: How positions change at random in training.
     """
 
     base: float = 100.0
     normalized: bool = False
+    reference: tuple[int, ...] | None = None
+    augmentation: Augmentation = NONE
 
     def __post_init__(self) -> None:
         _check_base(self.base)
+        _check_reference(self.reference)
+        if self.normalized and self.reference is not None:
+            raise UserError(
+                "rope-axial+normalized with a reference grid: an axis runs from -1 to 1 on every "
+                "grid already; leave one of them out"
+            )
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns nothing: the frequencies are fixed."""
+        _frame_on(self, size.ndim)
         check_splits_head(self, size.head_dim, 2 * size.ndim)
         return {}
 
@@ -80,16 +115,20 @@ class RopeAxial(_WithoutTables):
         parameters: Mapping[str, Tensor],
         size: HeadSize,
         like: Tensor,
+        sample: Sample | None = None,
     ) -> AttentionArguments:
-        """Returns the rotation on a grid."""
+        """Returns the rotation on a grid, at positions augmented with a sample if there is one."""
         pairs = size.head_dim // (2 * size.ndim)
         unit = 2 * math.pi if self.normalized else 1.0
         frequencies = tuple(unit * self.base ** (-pair / pairs) for pair in range(pairs))
-        rotation = axial_rotation(grid, frequencies, self.normalized, size.num_prefix_tokens, like)
-        return AttentionArguments(rotation=rotation)
+        on = (grid, frequencies, _frame_on(self, size.ndim), size.num_prefix_tokens, like)
+        if sample is None:
+            return AttentionArguments(rotation=axial_rotation(*on))
+        return AttentionArguments(rotation=augmented_axial_rotation(*on, self.augmentation, sample))
 
     def __str__(self) -> str:
-        return f"rope-axial@{_text(self.base)}" + ("+normalized" if self.normalized else "")
+        normalized = "+normalized" if self.normalized else ""
+        return f"rope-axial@{number_text(self.base)}{normalized}{_options(self)}"
 
 
 @dataclass(frozen=True)
@@ -101,12 +140,17 @@ class RopeMixed(_WithoutTables):
 
     Args:
         base: The ratio of the highest to the lowest initial frequency, nearly.
+        reference: As of `RopeAxial`.
+        augmentation: How positions change at random in training.
     """
 
     base: float = 10.0
+    reference: tuple[int, ...] | None = None
+    augmentation: Augmentation = NONE
 
     def __post_init__(self) -> None:
         _check_base(self.base)
+        _check_reference(self.reference)
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the frequencies: for each axis, head and pair."""
@@ -116,6 +160,7 @@ class RopeMixed(_WithoutTables):
                 f"{self}: a grid of {size.ndim} axes has no initial frequencies; it takes 2 axes, "
                 "'rope-axial' takes any number"
             )
+        _frame_on(self, size.ndim)
         return {"frequencies": (2, size.num_heads, size.head_dim // 2)}
 
     def initialize(self, parameters: Mapping[str, Tensor]) -> None:
@@ -135,9 +180,18 @@ class RopeMixed(_WithoutTables):
         parameters: Mapping[str, Tensor],
         size: HeadSize,
         like: Tensor,
+        sample: Sample | None = None,
     ) -> AttentionArguments:
-        """Returns the rotation on a grid."""
-        rotation = mixed_rotation(grid, parameters["frequencies"], size.num_prefix_tokens)
+        """Returns the rotation on a grid, at positions augmented with a sample if there is one."""
+        frame = _frame_on(self, size.ndim)
+        rotation = mixed_rotation(
+            grid,
+            parameters["frequencies"],
+            frame,
+            size.num_prefix_tokens,
+            self.augmentation,
+            sample,
+        )
         return AttentionArguments(rotation=rotation)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
@@ -146,4 +200,4 @@ class RopeMixed(_WithoutTables):
         return grid.ndim * tokens * heads * dim // 2
 
     def __str__(self) -> str:
-        return f"rope-mixed@{_text(self.base)}"
+        return f"rope-mixed@{number_text(self.base)}{_options(self)}"
