@@ -83,6 +83,7 @@ def candidates(shape: tuple[int, int, int, int], name: str) -> list[str]:
     """Returns the implementations to try: those that hold all pairs only where these are few."""
     is_small = shape[0] * shape[1] * shape[2] ** 2 <= MOST_WHOLE
     left_out = ["reference", "triton", *(["native"] if library.why_unavailable() else [])]
+    left_out += [] if name.startswith("cross") else ["folded"]
     return [
         impl
         for impl in IMPLEMENTATIONS

@@ -1,15 +1,18 @@
 """The wheel in empty environments outside the checkout: the core, and each extra alone."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
+import irpe
 from irpe.ops.impl.native import build
 
 ROOT = Path(__file__).parents[1]
@@ -161,6 +164,21 @@ def test_without_a_compiler_the_installation_is_pure_and_works(kind, core, tmp_p
     said = run(python, "-c", EXPLAIN, cwd=tmp_path)
     assert said.startswith("fast: ")
     assert "not native: this installation has no compiled library" in said
+
+
+def test_the_description_of_a_release_has_no_relative_link(tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/irpe")
+    monkeypatch.setenv("IRPE_NATIVE", "0")
+    run(
+        sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT), cwd=tmp_path
+    )
+    (found,) = tmp_path.glob("irpe-*.whl")
+    with zipfile.ZipFile(found) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        text = archive.read(name).decode()
+    links = re.findall(r'(?:\]\(|src=")([^)"]+)', text)
+    assert f"https://github.com/owner/irpe/blob/v{irpe.__version__}/CHANGELOG.md" in links
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 @pytest.mark.parametrize("extra", EXTRAS)

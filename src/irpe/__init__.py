@@ -18,19 +18,16 @@ if TYPE_CHECKING:
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
     from irpe.adapters.supported import supported
-    from irpe.core.augmentation import AugmentedGrid
     from irpe.core.buckets import BucketMap, bucket_maps
     from irpe.core.encodings import parse_encoding
     from irpe.core.encodings.spec import RPESpec
-    from irpe.core.grid import Grid
     from irpe.core.index import Clip, Piecewise
-    from irpe.core.places import Points, PooledGrid, Subset
-    from irpe.core.positions import Positions
+    from irpe.core.positions import AugmentedGrid, Grid, Points, PooledGrid, Positions, Subset
     from irpe.errors import UserError
     from irpe.models.published import load_published
-    from irpe.nn.attention import RPEAttention
     from irpe.nn.cross_attention import RPECrossAttention
-    from irpe.nn.encoding import RelativePositionEncoding
+    from irpe.nn.self_attention import RPEAttention
+    from irpe.nn.tables import RelativePositionEncoding
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
     from irpe.ops.choose import prepare
     from irpe.relative.make_relative import make_relative
@@ -83,19 +80,16 @@ _SOURCES = {
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
     "irpe.adapters.supported": ("supported",),
-    "irpe.core.augmentation": ("AugmentedGrid",),
     "irpe.core.buckets": ("BucketMap", "bucket_maps"),
     "irpe.core.encodings": ("parse_encoding",),
     "irpe.core.encodings.spec": ("RPESpec",),
-    "irpe.core.grid": ("Grid",),
     "irpe.core.index": ("Clip", "Piecewise"),
-    "irpe.core.places": ("Points", "PooledGrid", "Subset"),
-    "irpe.core.positions": ("Positions",),
+    "irpe.core.positions": ("AugmentedGrid", "Grid", "Points", "PooledGrid", "Positions", "Subset"),
     "irpe.errors": ("UserError",),
     "irpe.models.published": ("load_published",),
-    "irpe.nn.attention": ("RPEAttention",),
+    "irpe.nn.self_attention": ("RPEAttention",),
     "irpe.nn.cross_attention": ("RPECrossAttention",),
-    "irpe.nn.encoding": ("RelativePositionEncoding",),
+    "irpe.nn.tables": ("RelativePositionEncoding",),
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
     "irpe.ops.choose": ("prepare",),
     "irpe.relative.make_relative": ("make_relative",),

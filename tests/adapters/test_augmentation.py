@@ -10,7 +10,7 @@ from adapters.small_models import images, make_encoder, make_swin, make_vit
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 
 AUGMENTED = "rope-axial+rescale2+shift1"
 
@@ -22,15 +22,15 @@ def make(spec=AUGMENTED, **arguments):
 def samples_of(model, x, monkeypatch):
     """The random numbers that each attention used, in the order of the attentions."""
     used = []
-    own = RelativePositionEncoding._augmented
+    own = RelativePositionEncoding._split_augmented
 
-    def spy(self, where):
-        grid, sample = own(self, where)
+    def spy(self, grid):
+        where, sample = own(self, grid)
         used.append(sample)
-        return grid, sample
+        return where, sample
 
     with monkeypatch.context() as patched:
-        patched.setattr(RelativePositionEncoding, "_augmented", spy)
+        patched.setattr(RelativePositionEncoding, "_split_augmented", spy)
         out = model(x)
     return out, used
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import irpe
-from irpe.adapters.decomposed import check_convertible, convert_decomposed
+from irpe.adapters.offset_vectors import check_convertible, convert_decomposed
 
 GRID, DIM = (3, 5), 8
 

@@ -8,7 +8,7 @@ from adapters.small_models import images, make_encoder, make_swin, make_vit, per
 from torch import nn
 
 import irpe
-from irpe.adapters.effect import NEXT_TO_NOTHING, measure_effect
+from irpe.adapters.effect import FAR, NEXT_TO_NOTHING, measure_effect, warn_of_reach
 
 
 def test_zero_tables_have_no_effect():
@@ -86,3 +86,22 @@ def test_an_encoding_that_acts_from_the_start_is_compared_with_none():
     expected = float((whole - without).norm() / whole.norm())
     assert list(measure_effect(model, images()).values()) == pytest.approx([expected], rel=1e-4)
     assert expected > NEXT_TO_NOTHING
+
+
+@pytest.mark.parametrize("text", ["product-bias-k", "product-contextual-k", "product-contextual-v"])
+def test_tables_that_cannot_get_far_are_warned_of(text):
+    model = irpe.equip(make_vit(), text)
+    (said,) = warn_of_reach(model, 2.5e-4, 300)
+    assert "300" in said
+    assert "0.075" in said
+    assert not warn_of_reach(model, 1.01 * FAR / 300, 300)
+    table = next(p for n, p in model.named_parameters() if ".rpe." in n)
+    with torch.no_grad():
+        table[..., -1:] = -FAR
+    assert not warn_of_reach(model, 2.5e-4, 300)
+
+
+@pytest.mark.parametrize("text", ["none", "cpvt", "rope-axial", "rope-mixed"])
+def test_what_has_no_tables_is_not_warned_of(text):
+    model = make_vit() if text == "none" else irpe.equip(make_vit(), text)
+    assert not warn_of_reach(model, 2.5e-4, 300)

@@ -11,7 +11,7 @@ from timm.scheduler.cosine_lr import CosineLRScheduler
 from torch import nn
 
 import irpe
-from irpe.core.rates import TABLE_LR
+from irpe.core.learning_rates import TABLE_LR
 
 pytestmark = pytest.mark.filterwarnings("ignore:parameter_groups without lr")
 

@@ -4,12 +4,16 @@ import json
 
 import numpy as np
 import pytest
+import timm
 import torch
 import transformers
 from adapters.hosts.library_models import make_dinov2, make_swin, make_torchvision_vit, make_vit
 from adapters.small_models import make_encoder
 from cli.terminal import irpe as command
 from PIL import Image
+from safetensors.torch import save_file
+from timm.data import create_transform, resolve_data_config
+from timm.layers import resample_abs_pos_embed
 
 import irpe
 
@@ -84,6 +88,44 @@ def test_the_preparation_of_an_image_processor_is_used(tmp_path):
     done = command("eval", "model", "--data", ".", cwd=tmp_path)
     assert done.returncode == 1
     assert "preprocessor_config.json is damaged" in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:.*has no checksum")
+def test_a_file_of_timm_at_another_size(tmp_path):
+    name, pixels = "vit_tiny_patch16_224", write_images(tmp_path / "data", 64)
+    torch.manual_seed(0)
+    model = timm.create_model(name, img_size=64, num_classes=5).eval()
+    with torch.no_grad():
+        model.pos_embed.normal_()
+        model.head.weight.normal_()
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    arguments = ("weights.safetensors", "--model", name, "--image-size", 48, "--data", "data")
+    done = command("eval", *arguments, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    small = timm.create_model(name, img_size=48, num_classes=5).eval()
+    resampled = resample_abs_pos_embed(model.pos_embed.detach(), [3, 3], num_prefix_tokens=1)
+    small.load_state_dict({**model.state_dict(), "pos_embed": resampled})
+    transform = create_transform(
+        **{**resolve_data_config({}, model=small), "input_size": (3, 48, 48)}
+    )
+    with torch.no_grad():
+        logits = small(torch.stack([transform(Image.fromarray(each)) for each in pixels]))
+    loss = torch.nn.functional.cross_entropy(logits, torch.arange(10) // 2).item()
+    assert json.loads(done.stdout)["loss"] == pytest.approx(loss, rel=1e-4)
+
+    save_file(
+        {key: value for key, value in model.state_dict().items() if "head" not in key},
+        tmp_path / "backbone.safetensors",
+    )
+    for wrong in (
+        ("backbone.safetensors", *arguments[1:]),
+        ("weights.safetensors", "--data", "data"),
+        ("weights.safetensors", "--image-size", 48, "--data", "data"),
+        ("data", *arguments[1:]),
+    ):
+        done = command("eval", *wrong, cwd=tmp_path)
+        assert done.returncode == 1
+        assert done.stderr.rstrip().splitlines()[-1].startswith("irpe: ")
 
 
 def test_images_that_are_not_square(tmp_path):

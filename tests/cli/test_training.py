@@ -34,6 +34,7 @@ def run(tmp_path_factory):
     assert "epoch   1/1  train" in done.stderr
     assert "images    6,000 to train on, 2,000 to evaluate on (embedded)" in done.stderr
     assert "warning: the encoding is next to nothing" in done.stderr  # one block: see the last one
+    assert "in the 20 steps that are left" in " ".join(done.stderr.split())
     return directory
 
 
@@ -133,7 +134,6 @@ def test_resume_takes_everything_from_the_run(run):
         (["ablate", "--row", "K=shaw", "--row", "K=huang"], "two have the same name"),
         (["ablate", "--row", "K=produkt-bias-k"], "produkt"),
         (["ablate", "--jobs", "0"], "--jobs 0 must be at least 1"),
-        (["ablate", "--jobs", "100000"], "a cell needs about"),
         (["ablate", "--batch-size", "7000"], "batch_size = 7000 is more than the 6000 images"),
         (["ablate", "--tune", "--table-lr", "2"], "--tune cannot be combined with table_lr"),
         (["ablate", "--tune", "--row", "a=alibi-2d"], "none of the rows a has tables"),

@@ -130,7 +130,7 @@ def test_images_of_several_sizes_have_the_maps_of_their_grids(method):
         count = 2 + math.prod(shape)
         for found, own in zip(maps, bucket_maps(RPESpec(method), shape, 2), strict=True):
             assert torch.equal(found.ids[image, :count, :count], own.ids)
-    mask = Positions(points, num_prefix_tokens=2).padding_mask()
+    mask = Positions(points, num_prefix_tokens=2).mask_padding(None)
     assert mask.sum(-1).flatten().tolist() == [2 + math.prod(shape) for shape in shapes]
 
 
@@ -153,20 +153,20 @@ def test_scale_says_how_many_patches_a_unit_is():
 
 def test_maps_are_made_in_pieces(monkeypatch):
     """Offsets of all pairs at once would take 8 bytes for each axis and pair."""
-    from irpe.core import pairs
+    from irpe.core import buckets
 
     sizes = []
-    euclidean = pairs.METHODS["euclidean"]
+    euclidean = buckets.METHODS["euclidean"]
 
     def measured(offsets, index):
         sizes.append(offsets[..., 0].numel())
         return euclidean.ids(offsets, index)
 
-    monkeypatch.setattr(pairs, "_PAIRS_AT_ONCE", 64)
+    monkeypatch.setattr(buckets, "_PAIRS_AT_ONCE", 64)
     monkeypatch.setitem(
-        pairs.METHODS,
+        buckets.METHODS,
         "euclidean",
-        pairs.METHODS["euclidean"].__class__(measured, euclidean.num_buckets, euclidean.ratio),
+        buckets.METHODS["euclidean"].__class__(measured, euclidean.num_buckets, euclidean.ratio),
     )
     coordinates = torch.rand(2, 20, 2) * 9
     in_pieces = bucket_maps("euclidean-bias-k", Positions(Points(coordinates)))

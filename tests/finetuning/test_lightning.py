@@ -8,7 +8,7 @@ from finetuning.small import tables_of
 from torch.utils.data import DataLoader, TensorDataset
 
 import irpe
-from irpe.core.rates import TABLE_LR
+from irpe.core.learning_rates import TABLE_LR
 
 lightning = pytest.importorskip("lightning", reason="needs Lightning: pip install lightning")
 pytestmark = [

@@ -9,7 +9,7 @@ from finetuning.small import SPEC, equipped, labelled, make_dinov2, tables_of
 from torch import nn
 
 import irpe
-from irpe.core.rates import TABLE_LR
+from irpe.core.learning_rates import TABLE_LR
 
 peft = pytest.importorskip("peft", reason="needs PEFT: pip install peft")
 pytestmark = [

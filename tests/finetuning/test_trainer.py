@@ -17,7 +17,7 @@ from finetuning.small import (
 )
 
 import irpe
-from irpe.core.rates import TABLE_LR
+from irpe.core.learning_rates import TABLE_LR
 
 transformers = pytest.importorskip("transformers", reason="needs the extra 'transformers'")
 pytest.importorskip("accelerate", reason="Trainer needs accelerate")

@@ -48,7 +48,7 @@ def make_unequal(spec, positions, dtype=torch.float64):
 
 def ids_of_image(spec, positions, image):
     """The bucket ids as lists, of the keys that are no padding, and which keys these are."""
-    mask = positions.padding_mask()
+    mask = positions.mask_padding(None)
     is_key = torch.ones(positions.num_tokens[1]).bool() if mask is None else mask[image, 0, 0]
     ids = [m.ids if m.ids.ndim == 2 else m.ids[image] for m in bucket_maps(spec, positions)]
     return [table[:, is_key].tolist() for table in ids], is_key

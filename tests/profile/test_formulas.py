@@ -84,3 +84,6 @@ def test_pooled_keys_cost_what_is_counted(encoding):
     counted, formula, calls = counted_and_formula(make_pvt, encoding, {}, images(64, 96))
     assert len(calls) == 4
     assert counted == formula
+    with torch.device("meta"):
+        on_meta, _, _ = counted_and_formula(make_pvt, encoding, {}, torch.empty(1, 3, 64, 96))
+    assert on_meta * len(images(64, 96)) == counted

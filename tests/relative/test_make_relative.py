@@ -14,6 +14,7 @@ from torchvision.models import VisionTransformer
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions
+from irpe.relative.conversion import Agreement
 from irpe.relative.outputs import features_of
 
 
@@ -224,6 +225,13 @@ def test_the_report_is_a_table_json_a_figure_and_a_sentence():
         assert each.name in str(conversion)
     assert conversion.sentence() in str(conversion)
     assert len(conversion.figure().axes) == 2
+
+
+def test_agreement_is_relative_to_the_variance_if_there_is_one():
+    x, y = torch.tensor([[3.0, 4.0], [1.0, 4.0]]), torch.tensor([[3.0, 3.0], [1.0, 4.0]])
+    assert Agreement.of([x], [y]).r2 == pytest.approx(1 - 1 / 2)
+    assert Agreement.of([x[:1]], [y[:1]]).r2 == pytest.approx(1 - 1 / 25)
+    assert Agreement.of([x[1:]], [y[1:]]).cosine == pytest.approx(1)
 
 
 def test_threads_of_the_caller_do_not_stop():

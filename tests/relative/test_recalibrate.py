@@ -76,15 +76,16 @@ def test_an_interrupted_run_leaves_the_model_and_continues(tmp_path):
     whole = copy.deepcopy(model)
     irpe.recalibrate(whole, original, IMAGES, steps=14)
     before, state = values(model), state_of(model)
-    arguments = {"steps": 14, "checkpoint": tmp_path / "steps.pt"}
+    arguments = {"steps": 14, "checkpoint": tmp_path / "new" / "steps.pt"}
     with pytest.raises(KeyboardInterrupt):
         irpe.recalibrate(model, original, IMAGES, listen=interrupts_at(12), **arguments)
     assert all(torch.equal(value, before[name]) for name, value in values(model).items())
     assert state_of(model) == state
-    with pytest.raises(irpe.UserError):
-        irpe.recalibrate(model, original, IMAGES, **{**arguments, "steps": 20})
+    for other in ({"steps": 20}, {"seed": 1}, {"trained": "tables"}):
+        with pytest.raises(irpe.UserError):
+            irpe.recalibrate(model, original, IMAGES, **{**arguments, **other})
     irpe.recalibrate(model, original, IMAGES, **arguments)
-    assert not list(tmp_path.iterdir())
+    assert not list(arguments["checkpoint"].parent.iterdir())
     for name, value in values(model).items():
         torch.testing.assert_close(value, values(whole)[name])
 

@@ -6,7 +6,7 @@ import torch
 from train.little import CONFIG, task, train, trainer
 
 import irpe
-from irpe.core.rates import ABSOLUTE_LR, TABLE_LR
+from irpe.core.learning_rates import ABSOLUTE_LR, TABLE_LR
 from irpe.profile.cost import COMPARED
 from irpe.recipes import RECIPES
 from irpe.train import optim

@@ -8,7 +8,7 @@ import torch
 
 import irpe
 from irpe import viz
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.viz.head_maps import short_name
 from irpe.viz.weight_maps import reference_places, references
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from irpe.ablation.statistics import RowResult, compare, unmoved
 from irpe.core.encodings import Joined, parse_encoding
-from irpe.core.encodings.between_blocks import CPVT, NoEncoding
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.encodings.rope import RopeAxial, RopeMixed
 
 _KINDS = ("rotary", "relative", "both")

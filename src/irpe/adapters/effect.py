@@ -16,11 +16,13 @@ from irpe.adapters.equipped import (
     attentions_if_any,
     equipped_blocks,
     generator_of,
+    is_equipped,
 )
-from irpe.nn.encoding import RelativePositionEncoding, Temperature
+from irpe.nn.tables import RelativePositionEncoding, Temperature
 from irpe.ops.shapes import Tokens
 
 NEXT_TO_NOTHING = 0.02  # an effect below which an encoding cannot explain a result
+FAR = 1.0  # the largest element of tables that do something; those solved for have 3 to 70
 
 
 def measure_effect(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str, float]:
@@ -66,6 +68,33 @@ def warn_of_effect(effect: float, has_tables: bool) -> list[str]:
     return [
         "warning: the encoding is next to nothing (without it the attention's output changes by "
         f"{effect:.2%}): results say nothing about it; train longer{rate}"
+    ]
+
+
+def warn_of_reach(model: nn.Module, rate: float, steps: int) -> list[str]:
+    """Returns what to say of tables that cannot get far from zero, and nothing of others.
+
+    Adam moves an element by at most the learning rate in a step.
+
+    Args:
+        model: The model.
+        rate: The highest learning rate of its tables.
+        steps: The steps that are left.
+    """
+    elements = [
+        float(table.detach().abs().max())
+        for module in model.modules()
+        if is_equipped(module)
+        for table in active_encoding(module).parameters()
+    ]
+    reach = rate * steps
+    if not elements or max(elements) + reach >= FAR:
+        return []
+    return [
+        f"warning: in the {steps} steps that are left an element of a table cannot get further "
+        f"than {reach:.2g} from where it is, next to zero: positions of trained models need 1 and "
+        "more. Raise the learning rate of the tables (table_lr, --table-lr), train longer, or "
+        "start from what irpe make-relative writes"
     ]
 
 

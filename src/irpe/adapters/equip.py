@@ -33,9 +33,9 @@ from irpe.adapters.swaps import (
 )
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import CPVT, AnyEncoding, NoEncoding, augmentation_of, parse_encoding
-from irpe.core.grid import Grid
+from irpe.core.positions import Grid
 from irpe.errors import UserError, UserTypeError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -7,8 +7,8 @@ from torch import nn
 
 from irpe.core.encodings import CPVT, AnyEncoding
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
 from irpe.nn.generator import PositionGenerator
+from irpe.nn.tables import RelativePositionEncoding
 
 EQUIPMENT = "_irpe_equipment"  # the attribute of a model that holds how it was equipped
 

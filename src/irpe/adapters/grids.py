@@ -36,8 +36,7 @@ import torch
 from torch import Tensor, nn
 
 from irpe.adapters.swaps import Swap, add_hook, set_attribute, set_class
-from irpe.core.augmentation import AugmentedGrid
-from irpe.core.positions import Positions
+from irpe.core.positions import AugmentedGrid, Positions
 from irpe.errors import UserError, UserStateError
 
 Measured = tuple[int, ...] | Positions  # of one input: its grid, or where its tokens are instead

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from irpe.adapters.decomposed import convert_decomposed
 from irpe.adapters.equipped import Equipment, is_equipped
 from irpe.adapters.grids import InputGrid, expect_grid, source_of
+from irpe.adapters.offset_vectors import convert_decomposed
 from irpe.adapters.swaps import Swap, put_absolute, put_module, put_zeros, set_attribute
 from irpe.core.encodings import AnyEncoding, TransformerXL
 from irpe.core.encodings.joined import WithTables
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 
 
 def measured(attention: nn.Module, *args: Any, **kwargs: Any) -> InputGrid:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from irpe.adapters.equipped import table_names
-from irpe.core.rates import TABLE_LR
+from irpe.core.learning_rates import TABLE_LR
 from irpe.errors import UserError, UserTypeError
 
 _TABLE_LR = "table_lr"  # of a group: that its tables have their rate, and which
@@ -40,7 +40,8 @@ def parameter_groups(
         weight_decay: The decay of the first group.
         lr: The learning rate of the model. Without it the groups carry no rate, and tables learn at
             the optimizer's own, in the second group.
-        table_lr: The learning rate of the tables, as a multiple of `lr`. [`irpe.core.rates`]
+        table_lr: The learning rate of the tables, as a multiple of `lr`
+            (`irpe.core.learning_rates`).
 
     Examples:
         >>> import irpe, timm, torch

@@ -10,7 +10,7 @@ from irpe.adapters.equip import check_sites, find_attentions
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.hosts import full_name
 from irpe.core.encodings import NoEncoding
-from irpe.core.grid import Grid
+from irpe.core.positions import Grid
 from irpe.errors import UserTypeError
 
 

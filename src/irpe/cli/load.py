@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from irpe.errors import MissingFileError, UserError
 from irpe.train.config import RUN_FILE
@@ -49,6 +49,27 @@ def load_model(path: Path) -> "nn.Module":
     from irpe.adapters.saving import load_equipped
 
     return load_equipped(path)
+
+
+def open_timm(name: str, weights: Path | None, image_size: int | None = None) -> "nn.Module":
+    """Returns a model of timm in eval mode, without a head if its weights have none.
+
+    Args:
+        name: Its name.
+        weights: A file in timm's names, at any image size; `None` for those that timm publishes.
+        image_size: Height and width of its images; `None` for its own.
+    """
+    from irpe.adapters.hosts.timm.building import create_timm_model
+    from irpe.train.weights import read_weights, start_from
+
+    size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
+    if weights is None:
+        return create_timm_model(name, size, pretrained=True).eval()
+    values = read_weights(weights)
+    heads = [len(values[key]) for key in ("head.bias", "head.fc.bias") if key in values]
+    model = create_timm_model(name, {**size, "num_classes": heads[0] if heads else 0})
+    start_from(model, values, str(weights))
+    return model.eval()
 
 
 def label_of(run: Path) -> str:

@@ -104,7 +104,7 @@ def _call(words: Sequence[str]) -> None:
 def understand(words: Sequence[str]) -> tuple[Callable[..., None], dict[str, Any]]:
     """Returns the function of the command that words name, and its arguments."""
     from irpe.cli.parse import SETTINGS, UsageError, parse
-    from irpe.core.choices import did_you_mean
+    from irpe.errors import did_you_mean
 
     table, name = COMMANDS, "irpe"
     if words[:1] == ["show"]:

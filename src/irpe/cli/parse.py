@@ -18,8 +18,7 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from irpe.core.choices import check_choice, did_you_mean
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice, did_you_mean
 from irpe.train.config import SCHEDULE_PARTS, RunConfig
 
 C = TypeVar("C", bound=RunConfig)

@@ -10,14 +10,11 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from irpe.core.bucket_map import BucketMap, KeyAxis, smallest_dtype
-from irpe.core.constants import built_once, traced_as_constant
+from irpe.core.cached import built_once, traced_as_constant
 from irpe.core.encodings import Encoding, attention_encoding
-from irpe.core.grid import Grid, grid_shape
 from irpe.core.index import Index
 from irpe.core.methods import METHODS
-from irpe.core.pairs import ids_of_pairs
-from irpe.core.places import Points, Subset
-from irpe.core.positions import Positions, positions_of
+from irpe.core.positions import Grid, Points, Positions, Subset, grid_shape, positions_of
 from irpe.errors import UserError
 
 _MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
@@ -156,8 +153,10 @@ def _build_maps_at(
     _check_pairs((positions.batch or 1) * queries * keys, str(positions))
     grid, has_prefix = positions.grid, any(positions.prefixes)
     if grid is not None:
-        whole = bucket_maps(spec, grid, int(has_prefix), device)
-        return tuple(_part_of_map(bucket_map, positions) for bucket_map in whole)
+        # A constant map is made where tensors hold values: `device` may be "meta".
+        made_on = device if positions.constant is None else "cpu"
+        whole = bucket_maps(spec, grid, int(has_prefix), made_on)
+        return tuple(_part_of_map(bucket_map, positions).to(device) for bucket_map in whole)
     assert spec.method is not None
     index = spec.index_on(Grid((1,) * positions.ndim))
     assert index is not None
@@ -165,12 +164,48 @@ def _build_maps_at(
     rows = METHODS[spec.method].num_buckets(index.max_index, positions.ndim)
     counts = [count + has_prefix for count in rows]
     dtypes = tuple(map(smallest_dtype, counts))
-    found = ids_of_pairs(spec.method, index, positions, rows, dtypes)
+    found = _ids_of_pairs(spec.method, index, positions, rows, dtypes)
     by_axis = METHODS[spec.method].by_axis
     return tuple(
-        _map_of(ids.to(device), count, positions, axis if by_axis else None)
+        _map_of(ids, count, positions, axis if by_axis else None).to(device)
         for axis, (ids, count) in enumerate(zip(found, counts, strict=True))
     )
+
+
+def _ids_of_pairs(
+    method: str,
+    index: Index,
+    positions: Positions,
+    prefix_ids: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+) -> tuple[Integer[Tensor, "*batch query key"], ...]:
+    """Returns the table row of every pair, for each table of a method.
+
+    Args:
+        method: The name of the method.
+        index: From distance to bucket.
+        positions: Where queries and keys are.
+        prefix_ids: For each table, the row of pairs with a prefix token.
+        dtypes: For each table, an integer type that holds its rows.
+    """
+    queries, keys = positions.places()
+    device = keys.device if keys.device.type != "cpu" else queries.device
+    queries, keys = queries.to(device), keys.to(device)
+    before = positions.prefixes
+    lead = () if positions.batch is None else (positions.batch,)
+    shape = (*lead, *positions.num_tokens)
+    found = tuple(
+        torch.full(shape, row, dtype=dtype, device=device)
+        for row, dtype in zip(prefix_ids, dtypes, strict=True)
+    )
+    step = max(1, _PAIRS_AT_ONCE // (keys.shape[-2] * (positions.batch or 1)))
+    for start in range(0, queries.shape[-2], step):
+        part = queries[..., start : start + step, :]
+        offsets = part.unsqueeze(-2) - keys.unsqueeze(-3)
+        rows = slice(before[0] + start, before[0] + start + part.shape[-2])
+        for ids, of_part in zip(found, METHODS[method].ids(offsets, index), strict=True):
+            ids[..., rows, before[1] :] = of_part.to(ids.dtype)
+    return found
 
 
 def _part_of_map(whole: BucketMap, positions: Positions) -> BucketMap:

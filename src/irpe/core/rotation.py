@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from irpe.core.augmentation import Augmentation, Sample
-from irpe.core.constants import built_once, traced_as_constant
-from irpe.core.grid import Grid, grid_shape
+from irpe.core.augmentation import Augmentation
+from irpe.core.cached import built_once, traced_as_constant
+from irpe.core.positions import Grid, Sample, grid_shape
 
 
 class Frame(NamedTuple):

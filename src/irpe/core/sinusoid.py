@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from irpe.core.constants import built_once, traced_as_constant
-from irpe.core.grid import Grid, grid_shape
+from irpe.core.cached import built_once, traced_as_constant
+from irpe.core.positions import Grid, grid_shape
 from irpe.errors import UserError
 
 _LONGEST_WAVE = 10000.0

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from irpe.core.encodings import Encoding
 from irpe.core.positions import Positions
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.ops.shapes import Mask
 
 

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.ops.call import AttentionCall
 from irpe.ops.differentiable import is_transformed
 from irpe.ops.impl import fast, folded, native, plain, reference, triton

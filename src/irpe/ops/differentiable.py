@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from irpe.core.bucket_map import BucketMap, KeyAxis
-from irpe.core.constants import traced_as_constant
+from irpe.core.cached import traced_as_constant
 from irpe.ops.call import AttentionCall, needs_grad
 from irpe.ops.precision import without_autocast
 from irpe.ops.shapes import Keys, Tokens

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from irpe.core.buckets import bucket_maps
 from irpe.core.encodings import CPVT, NAMES, NoEncoding, parse_encoding
-from irpe.core.encodings.encoding import HeadSize
-from irpe.core.grid import Grid
+from irpe.core.encodings.protocol import HeadSize
+from irpe.core.positions import Grid
 
 LINES = {
     "product-contextual-k": "iRPE, the paper's recommendation: a vector per 2-D offset, for keys",

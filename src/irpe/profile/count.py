@@ -31,10 +31,15 @@ def count_macs(model: nn.Module, *inputs: Tensor) -> int:
         >>> macs = irpe.profile.count_macs(model, torch.randn(1, 3, 224, 224))
     """
     was_training = model.training
+    learned = [p for p in model.parameters() if p.requires_grad]
     counter: Any = FlopCounterMode(display=False)
     try:
+        for parameter in learned:  # the counter fails where a module is given one that learns
+            parameter.requires_grad_(False)
         with torch.no_grad(), counter:
             model.eval()(*inputs)
     finally:
         model.train(was_training)
+        for parameter in learned:
+            parameter.requires_grad_(True)
     return counter.get_total_flops() // 2  # a multiply-accumulate is two operations

@@ -17,10 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from irpe.core.grid import Grid
-from irpe.core.positions import Positions
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.core.positions import Grid, Positions
 from irpe.nn.generator import PositionGenerator
+from irpe.nn.tables import RelativePositionEncoding
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.ops.call import AttentionCall
 from irpe.ops.checks import check_call
 from irpe.ops.choose import PROVER

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from irpe.adapters.equip import equip
-from irpe.core.choices import did_you_mean
-from irpe.errors import UserError
+from irpe.errors import UserError, did_you_mean
 from irpe.extras import require
 
 

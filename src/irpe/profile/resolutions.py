@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.profile.cost import count
 from irpe.profile.count import count_macs
 from irpe.profile.formulas import Call, recorded_calls

@@ -17,7 +17,8 @@ class Agreement:
     """How well tokens, or outputs, agree with those of the original model.
 
     Args:
-        r2: 1 less the squared error relative to the variance of each feature.
+        r2: 1 less the squared error relative to the variance of each feature; of a single vector,
+            which has no variance, relative to its square.
         cosine: The mean cosine.
     """
 
@@ -29,7 +30,8 @@ class Agreement:
         """Returns the agreement of batches of vectors, which may differ in the number of tokens."""
         first = torch.cat([each.detach().flatten(0, -2).double() for each in originals])
         other = torch.cat([each.detach().flatten(0, -2).double() for each in others])
-        error, variance = (first - other).square().sum(), (first - first.mean(0)).square().sum()
+        centre = first.mean(0) if len(first) > 1 else torch.zeros_like(first[0])
+        error, variance = (first - other).square().sum(), (first - centre).square().sum()
         cosine = torch.nn.functional.cosine_similarity(first, other).mean()
         return cls(float(1 - error / variance.clamp(min=1e-300)), float(cosine))
 

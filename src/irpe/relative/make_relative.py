@@ -15,7 +15,7 @@ from irpe.adapters.swaps import undo_change
 from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.progress import Event, Listener, silent
 from irpe.relative.conversion import Agreement, Conversion, SolvedAttention
 from irpe.relative.images import batches_of, eval_mode
@@ -40,6 +40,10 @@ from irpe.relative.solve import (
 RIDGES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)  # relative to the largest eigenvalue of A
 STEPS = 64  # dimensions of a Krylov space: more of them change no held-out divergence
 NEWTON_STEPS = 2  # after the first solution
+_NOTHING_TO_REPLACE = (
+    "make_relative solves for what an absolute encoding gave; without one, irpe.equip(model, spec) "
+    "adds tables beside what the model has"
+)
 
 
 def make_relative(
@@ -95,7 +99,10 @@ def make_relative(
         original = copy.deepcopy(model)
         equip(original, encoding, layers=indices)
         call = Equipment(encoding, None, None, indices, "none", "keep")
-        change = apply_equipment(model, call)
+        try:
+            change = apply_equipment(model, call)
+        except UserError as error:
+            raise UserError(f"{error}. {_NOTHING_TO_REPLACE}") from error
         undo.callback(undo_change, change)
         conversion = _convert(
             model, original, encoding, solving, held_out, held_labels, newton_steps, listen
@@ -162,10 +169,7 @@ def _convert(
 def _check_lacks(batches: Sequence[Batch]) -> None:
     """Raises an error if the tokens that enter the first attention are those of the original."""
     if all(torch.equal(each.original.tokens, each.converted.tokens) for each in batches):
-        raise UserError(
-            "the model has no absolute encoding, so there is nothing to solve for; "
-            "irpe.equip(model, spec) gives it tables beside what it has"
-        )
+        raise UserError(f"the model has no absolute encoding. {_NOTHING_TO_REPLACE}")
 
 
 def solve_attention(

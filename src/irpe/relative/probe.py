@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.equip import equip
 from irpe.adapters.equipped import is_equipped
-from irpe.core.grid import Grid
-from irpe.core.positions import Positions
+from irpe.core.positions import Grid, Positions
 from irpe.errors import UserError
 from irpe.relative.images import batches_of, eval_mode
 from irpe.relative.lockstep import AttentionInput, Lockstep

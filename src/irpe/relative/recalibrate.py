@@ -103,7 +103,9 @@ def recalibrate(
         before = _agreement(model, original, held_out)
         with ExitStack() as undo:
             undo.callback(_restore, [(each, each.detach().clone()) for each in model.parameters()])
-            _distil(model, original, parameters, training, steps, seed, checkpoint, listen)
+            work = {"steps": steps, "trained": trained, "lr": lr, "seed": seed}
+            work["batches"] = len(training)
+            _distil(model, original, parameters, training, work, checkpoint, listen)
             after = _agreement(model, original, held_out)
             undo.pop_all()
     return Recalibration(steps, trained, before, after)
@@ -114,14 +116,14 @@ def _distil(
     original: nn.Module,
     groups: list[dict[str, Any]],
     batches: list[Tensor],
-    steps: int,
-    seed: int,
+    work: dict[str, Any],
     checkpoint: Path | None,
     listen: Listener,
 ) -> None:
+    steps, seed = work["steps"], work["seed"]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     rates = [group["lr"] for group in optimizer.param_groups]
-    first = _load(checkpoint, model, optimizer, steps)
+    first = _load(checkpoint, model, optimizer, work)
     listen(Event("recalibrating", first, steps))
     for step in range(first, steps):
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -136,7 +138,7 @@ def _distil(
         optimizer.step()
         listen(Event("recalibrating", step + 1, steps, {"loss": loss.item()}))
         if checkpoint is not None and (step + 1) % _SAVE_EVERY == 0:
-            _save(checkpoint, model, optimizer, step + 1, steps)
+            _save(checkpoint, model, optimizer, step + 1, work)
     if checkpoint is not None:
         checkpoint.unlink(missing_ok=True)
 
@@ -201,27 +203,34 @@ def _agreement(model: nn.Module, original: nn.Module, batches: list[Tensor]) -> 
 
 
 def _save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, done: int, steps: int
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    done: int,
+    work: dict[str, Any],
 ) -> None:
     state = {
         "done": done,
-        "steps": steps,
+        "work": work,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
     }
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda file: torch.save(state, file))
 
 
-def _load(path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> int:
+def _load(
+    path: Path | None, model: nn.Module, optimizer: torch.optim.Optimizer, work: dict[str, Any]
+) -> int:
     """Continues from a checkpoint if there is one, and returns the steps that it has done."""
     if path is None or not path.exists():
         return 0
     state: Any = read_torch(path)
-    found = state.get("steps") if isinstance(state, dict) else None
-    if found != steps:
+    found = state.get("work") if isinstance(state, dict) else None
+    if found != work:
         raise UserError(
-            f"{path} is not a checkpoint of {steps} steps of recalibration, but of {found}: pass "
-            "that number, or remove the file"
+            f"{path} is not a checkpoint of this recalibration, {work}, but of {found}: repeat "
+            "that one, or remove the file"
         )
     try:
         optimizer.load_state_dict(state["optimizer"])

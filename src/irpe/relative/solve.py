@@ -58,7 +58,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.relative.lockstep import AttentionInput
 
 Unknowns = Float[Tensor, "groups unknowns"]  # a group is a head, or all heads that share tables

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
 from irpe import files
-from irpe.core.choices import check_choice
-from irpe.core.rates import TABLE_LR
-from irpe.errors import MissingFileError, UserError
+from irpe.core.learning_rates import TABLE_LR
+from irpe.errors import MissingFileError, UserError, check_choice
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")

@@ -4,8 +4,7 @@ from typing import Any
 
 import timm
 
-from irpe.core.choices import did_you_mean
-from irpe.errors import UserError
+from irpe.errors import UserError, did_you_mean
 
 
 def normalization(name: str, kind: str = "model") -> dict[str, list[float]]:

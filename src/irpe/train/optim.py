@@ -11,8 +11,8 @@ from irpe.adapters.equipped import table_names
 from irpe.adapters.parameter_groups import exempt_parameters, group_parameters
 from irpe.core.encodings import AnyEncoding, parse_encoding
 from irpe.core.encodings.alibi import Alibi2D
-from irpe.core.encodings.between_blocks import NoEncoding
 from irpe.core.encodings.joined import Joined
+from irpe.core.encodings.model_only import NoEncoding
 from irpe.core.encodings.rope import RopeAxial
 from irpe.errors import UserError
 from irpe.train.config import RunConfig

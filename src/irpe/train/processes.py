@@ -9,8 +9,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
 from torch import nn
 
-from irpe.core.choices import check_choice
-from irpe.errors import UserError, UserStateError
+from irpe.errors import UserError, UserStateError, check_choice
 from irpe.extras import require
 
 TIMEOUT_VARIABLE = "IRPE_TIMEOUT"  # seconds

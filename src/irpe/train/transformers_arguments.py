@@ -6,8 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from irpe.core.choices import did_you_mean
-from irpe.errors import UserError
+from irpe.errors import UserError, did_you_mean
 
 
 def check_arguments(

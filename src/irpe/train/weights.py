@@ -80,4 +80,4 @@ def _resample(model: Any, pos_embed: Tensor) -> Tensor:
 
     size = model.patch_embed.grid_size
     prefix = model.pos_embed.shape[1] - size[0] * size[1]
-    return resample_abs_pos_embed(pos_embed, list(size), num_prefix_tokens=prefix)
+    return resample_abs_pos_embed(pos_embed.float(), list(size), num_prefix_tokens=prefix)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from irpe.core.grid import Grid
+from irpe.core.positions import Grid
 from irpe.errors import UserError
 from irpe.viz.bucket_maps import check_image_grid, check_patch
 from irpe.viz.canvas import (

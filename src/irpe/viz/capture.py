@@ -11,11 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import active_encoding, equipped_attentions
-from irpe.core.grid import Grid
-from irpe.core.places import Points, Subset
-from irpe.core.positions import Positions
+from irpe.core.positions import Grid, Points, Positions, Subset
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.ops.attention import rpe_attention_weights
 
 HeadPairs = Float[Tensor, "heads query key"]

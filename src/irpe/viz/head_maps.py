@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.core.grid import Grid
+from irpe.core.positions import Grid
 from irpe.errors import UserError
 from irpe.viz.canvas import draw_map
 from irpe.viz.capture import CapturedAttention, HeadPairs

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from irpe.core.buckets import bucket_maps
 from irpe.core.encodings.spec import RPESpec
-from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
-from irpe.core.places import PooledGrid
-from irpe.core.positions import Places, Positions
+from irpe.core.positions import Grid, Places, PooledGrid, Positions
 from irpe.errors import UserError
 from irpe.viz.canvas import draw_star, new_figure, panels, styled
 from irpe.viz.offset_colours import Colour, colours_of_offsets

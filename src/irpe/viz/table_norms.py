@@ -15,7 +15,7 @@ from irpe.core.encodings.spec import RPESpec
 from irpe.core.index import Clip, Index
 from irpe.core.methods import METHODS
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 
 ROLES = ("query", "key", "value", "bias")
 _AXES = ("rows", "columns")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from irpe.core.grid import Grid
+from irpe.core.positions import Grid
 from irpe.errors import UserError
 from irpe.viz.bucket_maps import check_image_grid
 from irpe.viz.canvas import DIVERGING, draw_map, draw_star, new_figure, panel_shape, panels, styled

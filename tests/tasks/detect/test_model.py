@@ -6,7 +6,7 @@ import torch
 from train.scenes import CONFIG
 
 import irpe
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.recipes.detection import RECIPES
 from irpe.tasks.detect.backbone import FrozenBackbone
 from irpe.tasks.detect.model import LayerPredictions, build_detector

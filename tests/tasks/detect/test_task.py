@@ -6,7 +6,7 @@ from train.little import StopAt
 from train.processes import kill_again_and_again, start
 from train.scenes import CONFIG, frozen, make_scenes, task, train
 
-from irpe.core.rates import TABLE_LR
+from irpe.core.learning_rates import TABLE_LR
 from irpe.tasks.detect.task import detect
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.processes import make_accelerator

@@ -6,7 +6,7 @@ from train.little import StopAt
 from train.processes import kill_again_and_again, start
 from train.streets import CLASSES, CONFIG, VOID, make_streets, task, train
 
-from irpe.core.rates import ABSOLUTE_LR, TABLE_LR
+from irpe.core.learning_rates import ABSOLUTE_LR, TABLE_LR
 from irpe.tasks.segment.loss import count_pixels, pixel_loss
 from irpe.train.checkpoint import load_checkpoint
 from irpe.train.overview import describe_run

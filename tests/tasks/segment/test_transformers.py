@@ -18,7 +18,7 @@ from transformers import (
 from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 
 import irpe
-from irpe.core.rates import TABLE_LR
+from irpe.core.learning_rates import TABLE_LR
 from irpe.tasks.segment.config import SegmenterConfig
 from irpe.tasks.segment.crops import Normalize
 from irpe.tasks.segment.model import build_segmenter

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from irpe.cli.parse import SETTINGS, change_config, wrap
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.progress import Event, Listener, silent
 from irpe.recipes import classification, segmentation

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
 from irpe.cli.evaluate_pixels import evaluate_pixels
-from irpe.cli.load import find_model, load_model
+from irpe.cli.load import find_model, load_model, open_timm
 from irpe.cli.validation import open_val
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.detect.config import DetectorConfig
@@ -23,8 +22,14 @@ _INSIDE = (".safetensors", ".json", ".pt")  # files of a saved model or run; the
 
 
 def evaluate(
-    path: Annotated[Path, "A run, an equipped model, or the authors' file.", "PATH"],
+    path: Annotated[Path, "A run, an equipped model, or a file of weights.", "PATH"],
     *,
+    model: Annotated[
+        str | None, "Of a file: the model of timm [a published one: by its name].", "NAME"
+    ] = None,
+    image_size: Annotated[
+        int | None, "With --model: height and width of the images [the model's own]."
+    ] = None,
     data: Annotated[str | None, "The images, as in irpe train [those of the run]."] = None,
     root: Annotated[str | None, "Where a dataset with a name is stored.", "DIR"] = None,
     split: Annotated[
@@ -55,6 +60,7 @@ def evaluate(
         irpe eval runs/laptop
         irpe eval runs/laptop --data FOLDER --json
         irpe eval deit_small_patch16_224_ctx_product_50_shared_k.pth --data FOLDER
+        irpe eval weights.safetensors --model vit_small_patch16_224 --data FOLDER
         torchrun --nproc_per_node 2 -m irpe eval runs/laptop    # counted once
         irpe eval runs/detr_small --split test --draw 12
         irpe eval runs/seg_small --split test --scale 1.5 --draw 8
@@ -67,12 +73,17 @@ def evaluate(
     if threshold is not None and not 0 <= threshold <= 1:
         raise UserError(f"--threshold {threshold}: a score is a number of 0 to 1")
     check_choice("--precision", precision, PRECISIONS)
-    is_published = path.is_file() or path.suffix == ".pth"
-    if path.is_file() and path.suffix in _INSIDE:
+    is_file = path.is_file() or path.suffix == ".pth"
+    if model is None and path.is_file() and path.suffix in _INSIDE:
         raise UserError(
-            f"{path} is one file of a saved model or run: pass its folder, {path.parent}"
+            f"{path} is one file: of a saved model or run, pass its folder, {path.parent}; of "
+            "weights of a model of timm, add --model NAME"
         )
-    path = path if is_published else find_model(path)
+    if model is not None and not path.is_file():
+        raise UserError(f"--model {model}: it is for a file of weights, which {path} is not")
+    if image_size is not None and model is None:
+        raise UserError(f"--image-size {image_size}: it belongs to --model NAME, which is missing")
+    path = path if is_file else find_model(path)
     if data is not None:
         check_exists(data)
     from irpe.cli.bars import ProgressBar
@@ -82,7 +93,7 @@ def evaluate(
     from irpe.train.processes import make_accelerator
 
     accelerator = make_accelerator(precision, device)
-    model, config, preparation = _load(path, is_published)
+    loaded, config, preparation = _load(path, is_file, model, image_size)
     if not isinstance(config, SegmenterConfig) and (scale is not None or sliding is not None):
         raise UserError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")
     if not isinstance(config, ClassifierConfig):
@@ -97,11 +108,11 @@ def evaluate(
         if sliding is not None:
             config = config.replace(sliding=sliding)
         how = (1.0 if scale is None else scale, batch_size, workers, draw, output, as_json)
-        evaluate_pixels(path, model, config, accelerator, *how)
+        evaluate_pixels(path, loaded, config, accelerator, *how)
         return
     if isinstance(config, DetectorConfig):
         drawing = (draw, THRESHOLD if threshold is None else threshold, output)
-        evaluate_boxes(path, model, config, accelerator, batch_size, workers, *drawing, as_json)
+        evaluate_boxes(path, loaded, config, accelerator, batch_size, workers, *drawing, as_json)
         return
     if split is not None or draw or output is not None:
         raise UserError(
@@ -109,12 +120,12 @@ def evaluate(
         )
     if root is not None and data is None:
         raise UserError(f"--root {root}: it belongs to --data NAME, which is missing")
-    val = open_val(config, model, data, root)
+    val = open_val(config, loaded, data, root)
     config, source = val.config, val.source
-    model = model.to(accelerator.device)
+    loaded = loaded.to(accelerator.device)
     images = eval_images(source, config, preparation)
     with ProgressBar() as bar:
-        score = score_of(model, images, accelerator, batch_size or 256, workers, bar)
+        score = score_of(loaded, images, accelerator, batch_size or 256, workers, bar)
     check_broken(score, config.max_broken, source)
     if not accelerator.is_main_process:
         return
@@ -143,13 +154,24 @@ def _kind(config: Config) -> str:
     return f"a {KINDS[config.task]}"
 
 
-def _load(path: Path, is_published: bool) -> tuple[Any, Config, Mapping[str, Any] | None]:
+def _load(
+    path: Path, is_file: bool, timm_name: str | None, image_size: int | None
+) -> tuple[Any, Config, Mapping[str, Any] | None]:
     """Returns a model, its configuration, and how its images are prepared if it is not a run."""
     import irpe
     from irpe.cli.classifiers import as_classifier
     from irpe.train.runs import read_config
 
-    model: Any = irpe.load_published(path) if is_published else load_model(path)
+    model: Any
+    if timm_name is not None:
+        model = open_timm(timm_name, path, image_size)
+        if not model.num_classes:
+            raise UserError(
+                f"{path} has no head, so it cannot classify: irpe train --initial {path} --set "
+                f"model={timm_name} --data FOLDER trains one"
+            )
+    else:
+        model = irpe.load_published(path) if is_file else load_model(path)
     if (path / RUN_FILE).is_file():
         return model, read_config(path), None
     if is_detector(model):

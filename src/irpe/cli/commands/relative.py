@@ -34,8 +34,8 @@ def make_relative(
     """Give a trained model relative tables in the place of its absolute encoding.
 
     Tables are solved for in closed form on unlabelled pictures; nothing is trained but for
-    --recalibrate. DIR then holds an equipped model, as of irpe.save_equipped, with a report:
-    conversion.json and conversion.png.
+    --recalibrate, which the same command continues after an interruption. DIR then holds an
+    equipped model, as of irpe.save_equipped, with a report: conversion.json and conversion.png.
 
     Examples:
         irpe make-relative vit_small_patch16_224 --images photos -o out
@@ -57,8 +57,9 @@ def make_relative(
         distilled = None
         if original is not None:
             distilled = irpe.recalibrate(
-                made, original, inputs, steps=recalibrate, seed=seed, listen=bar
-            )
+                made, original, inputs, steps=recalibrate, seed=seed,
+                checkpoint=output / "recalibration.pt", listen=bar,
+            )  # fmt: skip
     irpe.save_equipped(made, output)
     write_text(output / "conversion.json", found.to_json() + "\n")
     if as_json:
@@ -127,6 +128,7 @@ def _read_pictures(model: "nn.Module", files: list[Path]) -> "Tensor":
 
 def _open_model(name: str, weights: Path | None, image_size: int | None) -> "nn.Module":
     """Returns a trained model: of a folder, of timm with its weights or others, of transformers."""
+    from irpe.cli.load import load_model, open_timm
     from irpe.extras import require
     from irpe.hub import cached_if_unreachable
 
@@ -134,13 +136,11 @@ def _open_model(name: str, weights: Path | None, image_size: int | None) -> "nn.
     is_transformers = (path / "config.json").is_file() or (not path.is_dir() and "/" in name)
     timm: Any = require("timm", "timm")
     if not path.is_dir() and timm.is_model(name):
-        return _open_timm(name, weights, image_size)
+        return open_timm(name, weights, image_size)
     for option, value in (("--weights", weights), ("--image-size", image_size)):
         if value is not None:
             raise UserError(f"{option} {value}: it is for models of timm, which {name} is not")
     if not is_transformers:
-        from irpe.cli.load import load_model
-
         return load_model(path)
     transformers: Any = require("transformers", "transformers")
     try:
@@ -149,17 +149,3 @@ def _open_model(name: str, weights: Path | None, image_size: int | None) -> "nn.
     except (OSError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise UserError(f"model {name!r} of transformers cannot be read: {reason}") from error
-
-
-def _open_timm(name: str, weights: Path | None, image_size: int | None) -> "nn.Module":
-    from irpe.adapters.hosts.timm.building import create_timm_model
-    from irpe.train.weights import read_weights, start_from
-
-    size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
-    if weights is None:
-        return create_timm_model(name, size, pretrained=True).eval()
-    values = read_weights(weights)
-    heads = [len(values[key]) for key in ("head.bias", "head.fc.bias") if key in values]
-    model = create_timm_model(name, {**size, "num_classes": heads[0] if heads else 0})
-    start_from(model, values, str(weights))
-    return model.eval()

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from irpe.cli.parse import change_config, wrap
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.recipes import RECIPES
 from irpe.tasks.detect.config import DetectorConfig
@@ -190,13 +189,17 @@ def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
 
 def _begin(trainer: "Trainer", notes: list[str] | None) -> None:
     """Prints what is trained, and what the user should know about the data."""
+    from irpe.adapters.effect import warn_of_reach
     from irpe.cli.console import facts_of
     from irpe.train.overview import describe_run
 
     count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
     facts = describe_run(trainer.task, count, trainer.accelerator.device)
     facts["output"] = str(trainer.directory)
-    of_steps = [] if notes is None or trainer.note is None else [trainer.note]
+    config, of_steps = trainer.config, [] if notes is None or not trainer.note else [trainer.note]
+    if config.optimizer.startswith("adam"):
+        left = config.epochs * trainer.steps - trainer.done
+        of_steps += warn_of_reach(trainer.raw, config.lr * config.table_lr, left)
     said = [
         line for note in (*(notes or []), *of_steps, *trainer.task.notes) for line in wrap(note)
     ]

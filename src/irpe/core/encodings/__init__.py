@@ -4,18 +4,17 @@ Some names stand for values of `RPESpec`; each other one is a file here that ans
 (`encoding.AttentionEncoding`). A rotation and an encoding with tables are joined by `+`.
 """
 
-from irpe.core.choices import did_you_mean
-from irpe.core.encodings.between_blocks import CPVT, NoEncoding
 from irpe.core.encodings.joined import Joined as Joined
 from irpe.core.encodings.joined import Rotary as Rotary
 from irpe.core.encodings.joined import WithTables
 from irpe.core.encodings.joined import augmentation_of as augmentation_of
 from irpe.core.encodings.joined import is_trained_as as is_trained_as
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.encodings.named import NAMED, ROTARY_OPTION, parse_named
 from irpe.core.encodings.spec import GRAMMAR, MODES, RPESpec
 from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.methods import METHODS
-from irpe.errors import UserError
+from irpe.errors import UserError, did_you_mean
 
 Encoding = WithTables | TransformerXL | Rotary | Joined  # what an attention can have
 AnyEncoding = Encoding | CPVT | NoEncoding

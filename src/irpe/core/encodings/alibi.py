@@ -7,9 +7,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from irpe.core.constants import built_once, traced_as_constant
-from irpe.core.encodings.encoding import AttentionArguments, HeadSize
-from irpe.core.grid import Grid, grid_shape
+from irpe.core.cached import built_once, traced_as_constant
+from irpe.core.encodings.protocol import AttentionArguments, HeadSize
+from irpe.core.positions import Grid, grid_shape
 
 
 @dataclass(frozen=True)

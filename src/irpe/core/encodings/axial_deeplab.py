@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from irpe.core.encodings.encoding import (
+from irpe.core.encodings.protocol import (
     AttentionArguments,
     HeadSize,
     arguments_of,
@@ -17,8 +17,8 @@ from irpe.core.encodings.encoding import (
     vector_table_shapes,
     zero_parameters,
 )
-from irpe.core.grid import Grid
 from irpe.core.index import Cut, Index
+from irpe.core.positions import Grid
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.core.encodings.encoding import (
+from irpe.core.encodings.protocol import (
     AttentionArguments,
     HeadSize,
     arguments_of,
@@ -18,8 +18,8 @@ from irpe.core.encodings.encoding import (
     vector_table_shapes,
     zero_parameters,
 )
-from irpe.core.grid import Grid, grid_shape
 from irpe.core.index import Clip
+from irpe.core.positions import Grid, grid_shape
 
 
 @dataclass(frozen=True)

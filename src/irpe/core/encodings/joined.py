@@ -6,17 +6,17 @@ from typing import Any
 
 from torch import Tensor
 
-from irpe.core.augmentation import NONE, Augmentation, Sample
+from irpe.core.augmentation import NONE, Augmentation
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
 from irpe.core.encodings.decomposed import Decomposed
-from irpe.core.encodings.encoding import AttentionArguments, HeadSize
 from irpe.core.encodings.log_cpb import LogCPB
+from irpe.core.encodings.protocol import AttentionArguments, HeadSize
 from irpe.core.encodings.rope import RopeAxial, RopeMixed
 from irpe.core.encodings.sasa import Sasa
 from irpe.core.encodings.spec import RPESpec
-from irpe.core.grid import Grid
 from irpe.core.index import Index
+from irpe.core.positions import Grid, Sample
 
 Rotary = RopeAxial | RopeMixed
 # Transformer-XL is not among them: it shifts the queries of the product itself.

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from irpe.core.constants import built_once, traced_as_constant
-from irpe.core.encodings.encoding import AttentionArguments, HeadSize, check_whole_number
-from irpe.core.grid import Grid, grid_shape
+from irpe.core.cached import built_once, traced_as_constant
+from irpe.core.encodings.protocol import AttentionArguments, HeadSize, check_whole_number
+from irpe.core.positions import Grid, grid_shape
 
 _HIDDEN = 512
 _REACH = 8  # offsets are stretched to -8 .. 8 before the logarithm, biases bounded by 8

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
-from irpe.core.encodings.between_blocks import CPVT, NoEncoding
 from irpe.core.encodings.decomposed import Decomposed
 from irpe.core.encodings.joined import Rotary, WithTables
 from irpe.core.encodings.log_cpb import LogCPB
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.encodings.rope import RopeAxial, RopeMixed
 from irpe.core.encodings.sasa import Sasa
 from irpe.core.encodings.spec import RPESpec

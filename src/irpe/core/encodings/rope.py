@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from irpe.core.augmentation import NONE, Augmentation, Sample
-from irpe.core.encodings.encoding import AttentionArguments, HeadSize, check_splits_head
-from irpe.core.grid import Grid
+from irpe.core.augmentation import NONE, Augmentation
+from irpe.core.encodings.protocol import AttentionArguments, HeadSize, check_splits_head
 from irpe.core.numbers import number_text
+from irpe.core.positions import Grid, Sample
 from irpe.core.rotation import Frame, augmented_axial_rotation, axial_rotation, mixed_rotation
 from irpe.errors import UserError, UserTypeError
 

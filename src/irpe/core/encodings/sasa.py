@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from irpe.core.encodings.encoding import (
+from irpe.core.encodings.protocol import (
     AttentionArguments,
     HeadSize,
     arguments_of,
@@ -16,8 +16,8 @@ from irpe.core.encodings.encoding import (
     vector_table_shapes,
     zero_parameters,
 )
-from irpe.core.grid import Grid
 from irpe.core.index import Clip, Index
+from irpe.core.positions import Grid
 from irpe.errors import UserError
 
 

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from irpe.core.choices import check_choice
-from irpe.core.encodings.encoding import (
+from irpe.core.encodings.protocol import (
     AttentionArguments,
     HeadSize,
     arguments_of,
@@ -15,10 +14,10 @@ from irpe.core.encodings.encoding import (
     vector_table_shapes,
     zero_parameters,
 )
-from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.core.methods import METHODS
-from irpe.errors import UserError, UserTypeError
+from irpe.core.positions import Grid
+from irpe.errors import UserError, UserTypeError, check_choice
 
 MODES = ("bias", "contextual")
 TARGETS = ("q", "k", "v", "qk", "qv", "kv", "qkv")

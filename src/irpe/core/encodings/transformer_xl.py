@@ -8,14 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from irpe.core.encodings.encoding import (
+from irpe.core.encodings.protocol import (
     AttentionArguments,
     HeadSize,
     check_splits_head,
     vector_table_macs,
     zero_parameters,
 )
-from irpe.core.grid import Grid
+from irpe.core.positions import Grid
 from irpe.core.sinusoid import offset_sinusoids
 
 

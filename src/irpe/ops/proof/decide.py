@@ -22,8 +22,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from irpe.core.bucket_map import BucketMap
-from irpe.core.choices import check_choice
-from irpe.core.constants import traced_as_constant
+from irpe.core.cached import traced_as_constant
+from irpe.errors import check_choice
 from irpe.ops.call import AttentionCall
 from irpe.ops.proof.child import Child, ChildLostError
 from irpe.ops.proof.judge import Implementation

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from irpe.core.constants import traced_as_constant
+from irpe.core.cached import traced_as_constant
 from irpe.ops.call import AttentionCall
 
 _ALIGNMENT = 16  # compilers make other code for sizes that are multiples of this

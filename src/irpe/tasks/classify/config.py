@@ -4,9 +4,8 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from irpe.core.choices import check_choice
-from irpe.core.rates import ABSOLUTE_LR
-from irpe.errors import UserError
+from irpe.core.learning_rates import ABSOLUTE_LR
+from irpe.errors import UserError, check_choice
 from irpe.train.config import (
     RunConfig,
     check_at_least,

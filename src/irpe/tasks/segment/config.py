@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from irpe.core.choices import check_choice
-from irpe.core.rates import ABSOLUTE_LR
-from irpe.errors import UserError
+from irpe.core.learning_rates import ABSOLUTE_LR
+from irpe.errors import UserError, check_choice
 from irpe.train.config import RunConfig, check_at_least, check_fraction, check_positive, option
 
 HEADS = ("linear", "upsampling")

@@ -25,8 +25,7 @@ from transformers import (
 )
 
 from irpe.adapters.equip import equip
-from irpe.core.choices import check_choice
-from irpe.errors import UserError
+from irpe.errors import UserError, check_choice
 from irpe.tasks.segment.colours import colours_of
 from irpe.tasks.segment.config import BACKBONE, TIMM_BACKBONE, SegmenterConfig
 from irpe.tasks.segment.padding import score_padded

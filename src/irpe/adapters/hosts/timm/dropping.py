@@ -16,10 +16,7 @@ from irpe.adapters.grids import (
     without_sample,
 )
 from irpe.adapters.swaps import Swap, add_hook, set_attribute, set_class
-from irpe.core.augmentation import AugmentedGrid
-from irpe.core.grid import Grid
-from irpe.core.places import Points, Subset
-from irpe.core.positions import Positions
+from irpe.core.positions import AugmentedGrid, Grid, Points, Positions, Subset
 
 
 class RPEPatchDropout(PatchDropout):

@@ -10,10 +10,10 @@ from timm.models import mvitv2
 from torch import Tensor
 
 from irpe.adapters.answer import answer, current_call
-from irpe.adapters.decomposed import grid_of_vectors
 from irpe.adapters.grids import InputGrid
 from irpe.adapters.host import Given, Own, Row
-from irpe.adapters.pooled import Pool, not_pooled, pooled_by, pooled_positions, pooled_to
+from irpe.adapters.offset_vectors import grid_of_vectors
+from irpe.core.positions import Grid, PooledGrid, pooled_positions
 
 _MAP, _CHANNELS_LAST = Given(2), Given(1, 3)
 _VECTORS = ("rel_pos_h", "rel_pos_w")  # of SAM and MViTv2, for each offset of an axis
@@ -110,21 +110,22 @@ def _none() -> str:
 
 def pooled_keys(attention: Any, x: Tensor, size: Any) -> InputGrid:
     """Returns positions where keys are cells of the queries' grid: PVT v2, Twins."""
-    keys, shape = not_pooled(size), tuple(size)
+    keys = queries = Grid(tuple(size))
     if getattr(attention, "pool", None) is not None:  # averages over cells
         pool = attention.pool.output_size
-        keys = pooled_to((pool, pool) if isinstance(pool, int) else tuple(pool), shape)
+        pool = (pool, pool) if isinstance(pool, int) else tuple(pool)
+        keys = PooledGrid(pool, tuple(n / m for n, m in zip(queries.shape, pool, strict=True)))
     elif attention.sr is not None:
-        keys = pooled_by(attention.sr, shape)
-    return pooled_positions(not_pooled(size), keys)
+        keys = PooledGrid.after(attention.sr, queries.shape)
+    return pooled_positions(queries, keys)
 
 
 def pooled_both(attention: Any, x: Tensor, size: Any) -> InputGrid:
     """Returns positions where queries and keys are pooled: MViTv2."""
-    sides: list[Pool] = []
-    for pool in (attention.pool_q, attention.pool_k):
-        sides.append(not_pooled(size) if pool is None else pooled_by(pool, tuple(size)))
-    queries, keys = sides
+    queries, keys = (
+        Grid(tuple(size)) if pool is None else PooledGrid.after(pool, size)
+        for pool in (attention.pool_q, attention.pool_k)
+    )
     return pooled_positions(queries, keys, int(attention.has_cls_token))
 
 

@@ -19,7 +19,7 @@ from irpe.adapters.hosts.transformers.refusals import refuse_cross_attention
 
 try:
     from irpe.adapters.hosts.transformers import detr, masked, pooled, sam, swin, vit
-    from irpe.adapters.hosts.transformers.attention import REGISTERED
+    from irpe.adapters.hosts.transformers.attention_interface import REGISTERED
 except ImportError as error:
     raise ImportError(
         f"transformers {transformers.__version__} has other attentions than irpe knows: "

@@ -14,7 +14,7 @@ from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import SOURCE, Embedded, MeasuredGrid, measured_map, source_of
 from irpe.adapters.host import Plan
-from irpe.adapters.hosts.transformers.attention import make_site
+from irpe.adapters.hosts.transformers.attention_interface import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.swaps import add_hook, put_module, set_attribute
 from irpe.errors import UserError

@@ -15,11 +15,9 @@ from torch import Tensor
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import Embedded, Measure, Measured, MeasuredGrid, source_of
 from irpe.adapters.host import Plan
-from irpe.adapters.hosts.transformers.attention import make_site
+from irpe.adapters.hosts.transformers.attention_interface import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
-from irpe.core.grid import Grid
-from irpe.core.places import Subset
-from irpe.core.positions import Positions
+from irpe.core.positions import Grid, Positions, Subset
 from irpe.errors import UserError
 
 

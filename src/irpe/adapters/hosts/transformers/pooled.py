@@ -9,9 +9,9 @@ from irpe.adapters.answer import answer_with_weights
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import InputGrid
 from irpe.adapters.host import Plan, Row, check_window
-from irpe.adapters.hosts.transformers.attention import REGISTERED, make_site
+from irpe.adapters.hosts.transformers.attention_interface import REGISTERED, make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
-from irpe.adapters.pooled import not_pooled, pooled_by, pooled_positions, pooled_to
+from irpe.core.positions import Grid, PooledGrid, pooled_positions
 from irpe.errors import UserError
 
 
@@ -20,12 +20,12 @@ def pooled_keys(
 ) -> InputGrid:
     """Returns positions where keys are cells of the queries' grid."""
     shape = (height, width)
-    keys, layer = not_pooled(shape), _reduction_of(attention)
+    keys, layer = Grid(shape), _reduction_of(attention)
     if getattr(attention, "linear_attention", False):
-        keys = pooled_to((7, 7), shape)
+        keys = PooledGrid((7, 7), (height / 7, width / 7))
     elif layer is not None:
-        keys = pooled_by(layer, shape)
-    return pooled_positions(not_pooled(shape), keys, _count_prefix(hidden_states, shape))
+        keys = PooledGrid.after(layer, shape)
+    return pooled_positions(Grid(shape), keys, _count_prefix(hidden_states, shape))
 
 
 def _reduction_of(attention: Any) -> Any:

@@ -15,11 +15,11 @@ from torch import Tensor
 from transformers.models.vitdet.modeling_vitdet import get_rel_pos
 
 from irpe.adapters.answer import answer_with_weights
-from irpe.adapters.decomposed import grid_of_vectors
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.host import Given, Plan, Row, change_absolute
-from irpe.adapters.hosts.transformers.attention import make_site
+from irpe.adapters.hosts.transformers.attention_interface import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of
+from irpe.adapters.offset_vectors import grid_of_vectors
 from irpe.errors import UserError
 
 Map = Float[Tensor, "batch rows columns channels"]

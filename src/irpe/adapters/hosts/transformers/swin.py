@@ -12,7 +12,7 @@ from irpe.adapters.answer import answer_with_weights
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import InputGrid
 from irpe.adapters.host import Own, Plan, Row, change_absolute, check_window
-from irpe.adapters.hosts.transformers.attention import REGISTERED, make_site
+from irpe.adapters.hosts.transformers.attention_interface import REGISTERED, make_site
 from irpe.adapters.hosts.transformers.classes import entry_of
 
 

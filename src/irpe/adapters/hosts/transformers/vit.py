@@ -13,11 +13,10 @@ from torch import nn
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import Embedded, Measured, MeasuredGrid, measured_map, source_of
 from irpe.adapters.host import Plan, Row, change_absolute
-from irpe.adapters.hosts.transformers.attention import REGISTERED, make_site
+from irpe.adapters.hosts.transformers.attention_interface import REGISTERED, make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.swaps import add_hook, put_module, set_attribute
-from irpe.core.places import Points
-from irpe.core.positions import Positions
+from irpe.core.positions import Points, Positions
 from irpe.errors import UserError
 
 

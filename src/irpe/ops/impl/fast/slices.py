@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from irpe.core.constants import is_fake
+from irpe.core.cached import is_fake
 from irpe.ops.call import AttentionCall
 from irpe.ops.shapes import Scores
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn import Parameter
 
-from irpe.core.constants import traced_as_constant
+from irpe.core.cached import traced_as_constant
 from irpe.ops.call import AttentionCall, head_slices
 from irpe.ops.differentiable import Gradients, define_operators, differentiable, is_transformed
 from irpe.ops.impl.native import library
@@ -39,7 +39,7 @@ def supports(call: AttentionCall) -> str | None:
         return "the maps differ between images"
     rows = sum([m.num_used_buckets for m in call.maps])
     if rows > _MOST_ROWS:
-        return f"{rows} table rows are in use, more than {_MOST_ROWS}"
+        return f"{rows:,} table rows are in use, more than {_MOST_ROWS:,}"
     if is_transformed():
         return "torch.func and forward-mode differentiation need plain operators"
     if _is_watched(q):

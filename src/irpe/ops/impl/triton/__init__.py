@@ -14,7 +14,7 @@ import os
 
 import torch
 
-from irpe.core.constants import traced_as_constant
+from irpe.core.cached import traced_as_constant
 from irpe.ops.call import AttentionCall
 from irpe.ops.differentiable import define_operators, differentiable
 from irpe.ops.impl.triton.buckets import bits_of_maps

@@ -18,7 +18,7 @@ from irpe.ops.call import AttentionCall
 from irpe.ops.differentiable import Gradients
 from irpe.ops.impl.triton.buckets import pack_ids
 from irpe.ops.impl.triton.configuration import ROWS_AT_ONCE, Tile, block_dim_of, tile_of
-from irpe.ops.impl.triton.joined import (
+from irpe.ops.impl.triton.joined_tables import (
     join_role,
     join_tables,
     row_products,

@@ -5,9 +5,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.core.encodings import Encoding
+from irpe.core.positions import Where
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
-from irpe.nn.where import Where
+from irpe.nn.tables import RelativePositionEncoding
 from irpe.ops.shapes import Mask
 
 

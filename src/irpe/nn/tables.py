@@ -23,17 +23,24 @@ from irpe.core.encodings import (
     is_trained_as,
     parse_encoding,
 )
-from irpe.core.encodings.encoding import (
+from irpe.core.encodings.protocol import (
     TABLE_LISTS,
     AttentionArguments,
     HeadSize,
     check_table_size,
 )
-from irpe.core.grid import Grid, grid_shape
-from irpe.core.positions import Positions, axes_of, check_tokens
+from irpe.core.positions import (
+    AugmentedGrid,
+    Grid,
+    Positions,
+    Sample,
+    Where,
+    axes_of,
+    check_tokens,
+    grid_shape,
+)
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
-from irpe.nn.where import Where, mask_padding, split_augmented
 from irpe.ops.attention import (
     explain,
     rpe_attention,
@@ -96,6 +103,7 @@ class RelativePositionEncoding(nn.Module):
         self.spec = attention_encoding(spec)
         self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
         self.impl = impl
+        self._augments = bool(augmentation_of(self.spec))
         for role in TABLE_LISTS:
             setattr(self, role, nn.ParameterList())
         shapes = self.spec.parameter_shapes(self.size)
@@ -153,7 +161,9 @@ class RelativePositionEncoding(nn.Module):
         q, k, maps, found, table_q, table_k, scale = self._on(
             grid, q, k, scale, table_q, table_k, temperature
         )
-        attn_mask = mask_padding(attn_mask, grid)
+        where = grid.where if isinstance(grid, AugmentedGrid) else grid
+        if isinstance(where, Positions):
+            attn_mask = where.mask_padding(attn_mask)
         if not maps:  # a rotation alone
             return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
         return rpe_attention(
@@ -189,7 +199,9 @@ class RelativePositionEncoding(nn.Module):
         q, k, maps, found, table_q, table_k, scale = self._on(
             grid, q, k, scale, table_q, table_k, temperature
         )
-        attn_mask = mask_padding(attn_mask, grid)
+        where = grid.where if isinstance(grid, AugmentedGrid) else grid
+        if isinstance(where, Positions):
+            attn_mask = where.mask_padding(attn_mask)
         return rpe_attention_weights(
             q,
             k,
@@ -242,7 +254,7 @@ class RelativePositionEncoding(nn.Module):
 
     def maps(self, grid: Where, device: torch.device | str = "cpu") -> tuple[BucketMap, ...]:
         """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
-        grid, _ = split_augmented(grid)
+        grid = grid.where if isinstance(grid, AugmentedGrid) else grid
         shape = None if isinstance(grid, Positions) else grid_shape(grid)
         size, ndim = self.size, axes_of(grid) if shape is None else len(shape)
         if ndim != size.ndim:
@@ -280,7 +292,9 @@ class RelativePositionEncoding(nn.Module):
         float | None,
     ]:
         """Returns the call: q and k as they enter the dot product, maps, tables, and the rest."""
-        grid, sample = self._augmented(grid)
+        sample = None
+        if self._augments or isinstance(grid, AugmentedGrid):
+            grid, sample = self._split_augmented(grid)
         maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters = {name: getattr(self, name) for name in self._others}
@@ -328,18 +342,19 @@ class RelativePositionEncoding(nn.Module):
         table_k = table_k if found.query_tables else None
         return q, k, maps, found, table_q, table_k, scale
 
-    def _augmented(self, where: Where) -> tuple[Grid | Sequence[int] | Positions, Tensor | None]:
+    def _split_augmented(
+        self, grid: Where
+    ) -> tuple[Grid | Sequence[int] | Positions, Sample | None]:
         """Returns where tokens are, and the random numbers that change this in training, if any."""
-        grid, sample = split_augmented(where)
-        if not self.training or not augmentation_of(self.spec):
+        if isinstance(grid, AugmentedGrid):
+            return grid.where, grid.sample if self._augments and self.training else None
+        if not self.training:
             return grid, None
-        if sample is None:
-            raise UserError(
-                f"'{self.spec}' in training needs random numbers, the same in all layers of a "
-                f"pass: pass irpe.AugmentedGrid.of({grid}) as the grid of all of them, or call the "
-                "whole model that irpe.equip was given"
-            )
-        return grid, sample
+        raise UserError(
+            f"'{self.spec}' in training needs random numbers, the same in all layers of a pass: "
+            f"pass irpe.AugmentedGrid.of({grid}) as the grid of all of them, or call the whole "
+            "model that irpe.equip was given"
+        )
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Adds the encoding's text to what the state says of its modules, beside their versions."""

@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
-from irpe.core.grid import Grid
 from irpe.core.index import Index
+from irpe.core.positions import Grid
 from irpe.core.rotation import Rotation
 from irpe.errors import UserError, UserTypeError
 

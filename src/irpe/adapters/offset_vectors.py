@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from irpe.core.encodings import AnyEncoding, RPESpec
 from irpe.core.index import Index
 from irpe.errors import UserError
-from irpe.nn.encoding import RelativePositionEncoding
+from irpe.nn.tables import RelativePositionEncoding
 
 OffsetVectors = Float[Tensor, "offsets dim"]  # of one axis: the offsets 1 - size, ..., size - 1
 
