@@ -14,21 +14,15 @@ from irpe.core.buckets import (
     check_num_prefix_tokens,
     maps_on,
 )
-from irpe.core.encodings import (
-    Encoding,
-    Joined,
-    Rotary,
-    attention_encoding,
-    augmentation_of,
-    is_trained_as,
-    parse_encoding,
-)
+from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.encodings.protocol import (
     TABLE_LISTS,
     AttentionArguments,
     HeadSize,
+    OnGrid,
     check_table_size,
 )
+from irpe.core.encodings.rope import is_trained_as
 from irpe.core.positions import (
     AugmentedGrid,
     Grid,
@@ -103,7 +97,7 @@ class RelativePositionEncoding(nn.Module):
         self.spec = attention_encoding(spec)
         self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
         self.impl = impl
-        self._augments = bool(augmentation_of(self.spec))
+        self._augments = bool(self.spec.augmentation)
         for role in TABLE_LISTS:
             setattr(self, role, nn.ParameterList())
         shapes = self.spec.parameter_shapes(self.size)
@@ -297,19 +291,18 @@ class RelativePositionEncoding(nn.Module):
             grid, sample = self._split_augmented(grid)
         maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
-        parameters = {name: getattr(self, name) for name in self._others}
-        for role in self._lists:
-            for number, table in enumerate(getattr(self, role)):
-                parameters[f"{role}.{number}"] = table
+        parameters: dict[str, Any] = {name: getattr(self, name) for name in self._others}
+        for name in self._lists:
+            parameters[name] = list(getattr(self, name))
+        size, shape = self.size, ()
         if isinstance(grid, Positions):
             check_tokens(grid, q, k)
-            on = (*_whole_grid(grid, parameters, self.size), q)
+            # Encodings for any positions take no notice of the grid.
+            shape = (1,) * grid.ndim if grid.grid is None else grid.grid.shape
+            size = size._replace(num_prefix_tokens=int(any(grid.prefixes)))
         else:
-            on = (grid, parameters, self.size, q)
-        if sample is not None and isinstance(self.spec, Rotary | Joined):
-            found = self.spec.arguments_on(*on, sample)
-        else:
-            found = self.spec.arguments_on(*on)
+            shape = grid_shape(grid)
+        found = self.spec.arguments_on(OnGrid(shape, size, q.device, q.dtype, sample), parameters)
         shift, rotation = found.query_shift, found.rotation
         if table_q is not None and (shift is not None or rotation is not None):
             raise UserError(
@@ -377,7 +370,7 @@ class RelativePositionEncoding(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         text = local_metadata.get("encoding", str(self.spec))
-        if text != str(self.spec) and not is_trained_as(self.spec, parse_encoding(text)):
+        if text != str(self.spec) and not is_trained_as(self.spec, attention_encoding(text)):
             error_msgs.append(
                 f"{prefix[:-1]}: this is the state of encoding '{text}', not of '{self.spec}': "
                 f"make the module or equip the model with '{text}'"
@@ -387,17 +380,6 @@ class RelativePositionEncoding(nn.Module):
         """Returns what `print(module)` shows."""
         impl = "" if self.impl == "auto" else f", impl={self.impl!r}"
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
-
-
-def _whole_grid(
-    positions: Positions, parameters: dict[str, Tensor], size: HeadSize
-) -> tuple[Grid, dict[str, Tensor], HeadSize]:
-    """Returns the grid that tables are made for, and the sizes with one prefix token at most.
-
-    Tables that may be anywhere are the same for every grid.
-    """
-    one = size._replace(num_prefix_tokens=int(any(positions.prefixes)))
-    return positions.grid or Grid((1,) * positions.ndim), parameters, one
 
 
 def _rotations(rotation: Rotation, grid: Where) -> tuple[Rotation, Rotation]:

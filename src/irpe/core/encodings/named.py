@@ -8,10 +8,10 @@ from typing import NamedTuple
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
 from irpe.core.encodings.decomposed import Decomposed
-from irpe.core.encodings.joined import Rotary, WithTables
 from irpe.core.encodings.log_cpb import LogCPB
-from irpe.core.encodings.model_only import CPVT, NoEncoding
-from irpe.core.encodings.rope import RopeAxial, RopeMixed
+from irpe.core.encodings.model_only import CPVT, ModelEncoding, NoEncoding
+from irpe.core.encodings.protocol import Encoding
+from irpe.core.encodings.rope import RopeAxial, RopeMixed, Rotary
 from irpe.core.encodings.sasa import Sasa
 from irpe.core.encodings.spec import RPESpec
 from irpe.core.encodings.transformer_xl import TransformerXL
@@ -19,7 +19,7 @@ from irpe.core.index import Clip
 from irpe.core.numbers import parse_number
 from irpe.errors import UserError
 
-Named = WithTables | TransformerXL | Rotary | CPVT | NoEncoding
+AnyEncoding = Encoding | ModelEncoding
 
 
 ROTARY_OPTIONS = ("normalized", "ref", "shift", "jitter", "rescale")
@@ -35,9 +35,9 @@ class _Entry(NamedTuple):
         with_base: Makes it from a real number after the `@`, if it takes one.
     """
 
-    default: Named
-    with_size: Callable[[int], Named] | None = None
-    with_base: Callable[[float], Named] | None = None
+    default: AnyEncoding
+    with_size: Callable[[int], AnyEncoding] | None = None
+    with_base: Callable[[float], AnyEncoding] | None = None
 
 
 def bias_table(size: int) -> RPESpec:
@@ -65,7 +65,7 @@ NAMED: dict[str, _Entry] = {
 }
 
 
-def parse_named(text: str) -> Named:
+def parse_named(text: str) -> AnyEncoding:
     """Returns the encoding of a name, with its value and options; the name is one of `NAMED`."""
     head, *options = text.split("+")
     name, at, value = head.partition("@")
@@ -110,7 +110,7 @@ def _with_option(encoding: Rotary, kind: str, value: str, text: str) -> Rotary:
     return replace(encoding, augmentation=replace(encoding.augmentation, **{kind: number}))
 
 
-def _why_not(name: str, option: str, encoding: Named) -> str:
+def _why_not(name: str, option: str, encoding: AnyEncoding) -> str:
     if isinstance(encoding, Rotary):
         return f"{name} has no option {option!r}; it has {', '.join(ROTARY_OPTIONS)}"
     if ROTARY_OPTION.fullmatch(option):
@@ -119,7 +119,7 @@ def _why_not(name: str, option: str, encoding: Named) -> str:
     return f"{name} has no option {option!r}, METHOD-MODE-TARGETS has{written}"
 
 
-def _with_value(name: str, value: str) -> Named:
+def _with_value(name: str, value: str) -> AnyEncoding:
     entry = NAMED[name]
     if entry.with_size is not None:
         if not value.isdecimal():

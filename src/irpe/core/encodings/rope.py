@@ -2,17 +2,23 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from irpe.core.augmentation import NONE, Augmentation
-from irpe.core.encodings.protocol import AttentionArguments, HeadSize, check_splits_head
+from irpe.core.encodings.protocol import (
+    AttentionArguments,
+    Encoding,
+    HeadSize,
+    OnGrid,
+    check_splits_head,
+)
 from irpe.core.numbers import number_text
-from irpe.core.positions import Grid, Sample
-from irpe.core.rotation import Frame, augmented_axial_rotation, axial_rotation, mixed_rotation
+from irpe.core.positions import Grid
+from irpe.core.rotation import axial_rotation, coordinates, mixed_rotation, rotation_at
 from irpe.errors import UserError, UserTypeError
 
 
@@ -23,23 +29,17 @@ def _check_base(base: float) -> None:
         raise UserError(f"base = {base!r} must be a finite number greater than 1")
 
 
-def _check_reference(reference: tuple[int, ...] | None) -> None:
-    if reference is not None:
-        Grid.of(reference)
-
-
-def _frame_on(encoding: "RopeAxial | RopeMixed", ndim: int) -> Frame:
-    """Returns the coordinates on a grid of some axes; one size of a reference is for all axes."""
-    normalized = isinstance(encoding, RopeAxial) and encoding.normalized
+def _reference_on(encoding: "RopeAxial | RopeMixed", ndim: int) -> tuple[int, ...] | None:
+    """Returns the reference grid; one size is for all axes."""
     reference = encoding.reference
-    if reference is not None and len(reference) == 1:
-        reference = reference * ndim
-    if reference is not None and len(reference) != ndim:
-        raise UserError(
-            f"{encoding}: its reference grid has {len(reference)} axes, and the grid has {ndim}: "
-            "write a size for each axis, or one for all"
-        )
-    return Frame(normalized, reference)
+    if reference is None or len(reference) == ndim:
+        return reference
+    if len(reference) == 1:
+        return reference * ndim
+    raise UserError(
+        f"{encoding}: its reference grid has {len(reference)} axes, and the grid has {ndim}: write "
+        "a size for each axis, or one for all"
+    )
 
 
 def _options(encoding: "RopeAxial | RopeMixed") -> str:
@@ -49,14 +49,14 @@ def _options(encoding: "RopeAxial | RopeMixed") -> str:
     return f"{text}{encoding.augmentation}"
 
 
-class _WithoutTables:
+class _WithoutTables(Encoding):
     """What a rotation answers where encodings with tables have some: there are none."""
 
-    method: ClassVar[None] = None
-    mode: ClassVar[str] = "rotation"
-    targets: ClassVar[str] = ""
-    keeps_output: ClassVar[bool] = False
-    any_positions: ClassVar[bool] = False
+    method = None
+    mode = "rotation"
+    targets = ""
+    keeps_output = False
+    takes_rotation = False
 
     def index_on(self, grid: Grid) -> None:
         """Returns no index: there is no table to look up."""
@@ -93,38 +93,35 @@ class RopeAxial(_WithoutTables):
 
     def __post_init__(self) -> None:
         _check_base(self.base)
-        _check_reference(self.reference)
-        if self.normalized and self.reference is not None:
-            raise UserError(
-                "rope-axial+normalized with a reference grid: an axis runs from -1 to 1 on every "
-                "grid already; leave one of them out"
-            )
+        if self.reference is not None:
+            Grid.of(self.reference)
+            if self.normalized:
+                raise UserError(
+                    "rope-axial+normalized with a reference grid: an axis runs from -1 to 1 on "
+                    "every grid already; leave one of them out"
+                )
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns nothing: the frequencies are fixed."""
-        _frame_on(self, size.ndim)
+        _reference_on(self, size.ndim)
         check_splits_head(self, size.head_dim, 2 * size.ndim)
         return {}
 
-    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
-        """Does nothing: there is nothing to learn."""
-
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-        sample: Sample | None = None,
-    ) -> AttentionArguments:
-        """Returns the rotation on a grid, at positions augmented with a sample if there is one."""
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
+        """Returns the rotation on a grid."""
+        size = at.size
         pairs = size.head_dim // (2 * size.ndim)
         unit = 2 * math.pi if self.normalized else 1.0
         frequencies = tuple(unit * self.base ** (-pair / pairs) for pair in range(pairs))
-        on = (grid, frequencies, _frame_on(self, size.ndim), size.num_prefix_tokens, like)
-        if sample is None:
-            return AttentionArguments(rotation=axial_rotation(*on))
-        return AttentionArguments(rotation=augmented_axial_rotation(*on, self.augmentation, sample))
+        frame = (self.normalized, _reference_on(self, size.ndim))
+        count, dtype = size.num_prefix_tokens, torch.promote_types(at.dtype, torch.float32)
+        if at.sample is None:
+            rotation = axial_rotation(at.shape, frequencies, *frame, count, at.device, dtype)
+        else:
+            positions = coordinates(at.shape, *frame, at.device, dtype)
+            positions = self.augmentation.apply(positions, at.sample)
+            rotation = rotation_at(positions, frequencies, count)
+        return AttentionArguments(rotation=rotation)
 
     def __str__(self) -> str:
         normalized = "+normalized" if self.normalized else ""
@@ -150,7 +147,8 @@ class RopeMixed(_WithoutTables):
 
     def __post_init__(self) -> None:
         _check_base(self.base)
-        _check_reference(self.reference)
+        if self.reference is not None:
+            Grid.of(self.reference)
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the frequencies: for each axis, head and pair."""
@@ -160,7 +158,7 @@ class RopeMixed(_WithoutTables):
                 f"{self}: a grid of {size.ndim} axes has no initial frequencies; it takes 2 axes, "
                 "'rope-axial' takes any number"
             )
-        _frame_on(self, size.ndim)
+        _reference_on(self, size.ndim)
         return {"frequencies": (2, size.num_heads, size.head_dim // 2)}
 
     def initialize(self, parameters: Mapping[str, Tensor]) -> None:
@@ -174,24 +172,15 @@ class RopeMixed(_WithoutTables):
         with torch.no_grad():
             frequencies.copy_(torch.stack([lengths * angles.sin(), lengths * angles.cos()]))
 
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-        sample: Sample | None = None,
-    ) -> AttentionArguments:
-        """Returns the rotation on a grid, at positions augmented with a sample if there is one."""
-        frame = _frame_on(self, size.ndim)
-        rotation = mixed_rotation(
-            grid,
-            parameters["frequencies"],
-            frame,
-            size.num_prefix_tokens,
-            self.augmentation,
-            sample,
-        )
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
+        """Returns the rotation on a grid."""
+        frequencies: Tensor = parameters["frequencies"]
+        dtype = torch.promote_types(frequencies.dtype, torch.float32)
+        reference = _reference_on(self, at.size.ndim)
+        positions = coordinates(at.shape, False, reference, frequencies.device, dtype)
+        if at.sample is not None:
+            positions = self.augmentation.apply(positions, at.sample)
+        rotation = mixed_rotation(positions, frequencies, at.size.num_prefix_tokens)
         return AttentionArguments(rotation=rotation)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
@@ -201,3 +190,23 @@ class RopeMixed(_WithoutTables):
 
     def __str__(self) -> str:
         return f"rope-mixed@{number_text(self.base)}{_options(self)}"
+
+
+Rotary = RopeAxial | RopeMixed
+
+
+def is_trained_as(encoding: Encoding, other: Encoding) -> bool:
+    """Returns whether what another encoding learned means the same in this one.
+
+    So it does if they differ in the augmentation alone, or if this one has a reference grid more.
+
+    Args:
+        encoding: The encoding.
+        other: The encoding that learned.
+    """
+    rotations: list[Any] = [getattr(each, "rotation", each) for each in (encoding, other)]
+    if not all(isinstance(each, Rotary) for each in rotations):
+        return encoding == other
+    one, learned = (replace(each, augmentation=NONE) for each in rotations)
+    tables = [getattr(each, "tables", None) for each in (encoding, other)]
+    return tables[0] == tables[1] and learned in (one, replace(one, reference=None))
