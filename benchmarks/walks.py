@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def write_images(folder: Path) -> None:
 def show(title: str, calls: list[tuple[str, str]]) -> None:
     """Prints what a walk went through; with -v its functions too."""
     files = sorted({file for file, _ in calls})
-    changes = sum(one[0] != other[0] for one, other in zip(calls, calls[1:], strict=False))
+    changes = sum(one[0] != other[0] for one, other in pairwise(calls))
     print(f"{title}: {len(set(calls))} functions in {len(files)} files, {changes} changes of file")
     if "-v" in sys.argv:
         for file in files:

@@ -121,7 +121,7 @@ def test_sizes_that_are_not_square(place):
 
 
 def test_segmenters_are_seen_at_other_scales_whole_and_in_windows(tmp_path):
-    streets.train(streets.make_streets(tmp_path / "data", 3), tmp_path / "run", SEGMENTER)
+    streets.train(streets.make_streets(tmp_path / "data", 4), tmp_path / "run", SEGMENTER)
     done = show(tmp_path, "run", "--sizes", "1,1.5", "--json", "-o", "s.png")
     assert done.returncode == 0, done.stderr
     (run,) = json.loads(done.stdout)["runs"]
@@ -134,4 +134,4 @@ def test_other_classes_are_an_error(place):
     (place / "few/val/one").mkdir(parents=True)
     (place / "few/val/one/0.png").write_bytes((place / "photos/val/1/0.png").read_bytes())
     done = show(place, "K-0", "--data", "few")
-    assert done.stderr.startswith("irpe: few has other classes than the run")
+    assert done.stderr == "irpe: few has 1 classes, the model 10"

@@ -9,7 +9,7 @@ from irpe.errors import UserError
 from irpe.progress import silent
 from irpe.train.config import RunConfig
 from irpe.train.optim import build_optimizer, learns_tables
-from irpe.train.overview import describe_budget, describe_data
+from irpe.train.overview import describe_augmentation, describe_budget, describe_data
 from irpe.train.processes import make_accelerator
 from irpe.train.steps import plan_batches
 from irpe.train.task import AS_TRAINED, Task
@@ -53,26 +53,6 @@ def check_cells(cells: Sequence[Cell], task: Task, trials: Sequence[Cell] = ()) 
     if trials:
         facts["search"] = _plan_search(trials)
     return facts
-
-
-def describe_augmentation(config: RunConfig) -> str:
-    """Returns what is done at random to training images, in words."""
-    known: dict[str, str] = {
-        "flip": f"mirrored with probability {getattr(config, 'flip', 0):g}",
-        "min_scale": f"crops of {100 * getattr(config, 'min_scale', 1):g} to 100 %",
-        "auto_augment": f"{getattr(config, 'auto_augment', '')}",
-        "color_jitter": f"colour jitter {getattr(config, 'color_jitter', 0):g}",
-        "erasing": f"erasing {getattr(config, 'erasing', 0):g}",
-        "mixup": f"mixup {getattr(config, 'mixup', 0):g}",
-        "cutmix": f"cutmix {getattr(config, 'cutmix', 0):g}",
-    }
-    nothing = {"min_scale": 1.0}
-    used = [
-        words
-        for name, words in known.items()
-        if getattr(config, name, nothing.get(name, 0)) not in (nothing.get(name, 0), "")
-    ]
-    return ", ".join(used) or "none"
 
 
 def _plan_search(trials: Sequence[Cell]) -> str:

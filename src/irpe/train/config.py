@@ -66,6 +66,9 @@ class RunConfig:
         "and label maps, images/SPLIT and labels/SPLIT or a dataset's own.",
         EMBEDDED,
     )
+    holdout: float = option(
+        "Fraction held out for validation, of class folders or Pascal VOC without splits.", 0.0
+    )
     classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
     max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
     flip: float = option("Probability of a horizontal flip in training.", 0.5)
@@ -143,7 +146,7 @@ class RunConfig:
             self, 0, "device_batch_size", "min_lr", "low_lr_epochs", "warmup_lr", "warmup_epochs",
             "weight_decay", "clip_grad", "workers",
         )  # fmt: skip
-        check_fraction(self, "ema_decay", "flip", "max_broken")
+        check_fraction(self, "ema_decay", "flip", "holdout", "max_broken")
         check_below_1(self, "ema_decay")
         for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:
@@ -173,8 +176,15 @@ class RunConfig:
         return self.replace(data=os.path.abspath(self.data)) if has_path else self
 
     def with_data(self, data: str) -> Self:
-        """Returns the configuration with all of the images of other data, to evaluate on."""
-        return self.replace(data=data)
+        """Returns the configuration with all of the images of other data, to evaluate on.
+
+        Of the folder that a run held images out of, these alone are evaluated on: the run has seen
+        the others.
+        """
+        is_path = self.holdout > 0 and not is_name(data)
+        if is_path and os.path.realpath(data) == os.path.realpath(self.data):
+            return self
+        return self.replace(data=data, holdout=0.0)
 
     def check_data(self) -> None:
         """Raises an error if the data is not there, before anything slow is imported or read."""

@@ -18,6 +18,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from irpe.errors import NotFiniteError, UserError
+from irpe.ops.choose import PROVER
 from irpe.progress import Event, Listener, silent
 from irpe.train.config import RunConfig
 from irpe.train.evaluation import check_broken, measure_effect_of, predict_all, score_of
@@ -292,6 +293,7 @@ class Trainer:
                 "sum_of_losses": self.sum_of_losses,
                 "history": self.history,
                 "broken": sorted(self.broken),
+                "implementations": PROVER.choices,  # of attention on a GPU, found by timing
             }
             self.run.save_checkpoint(state)
         self.accelerator.wait_for_everyone()
@@ -303,6 +305,7 @@ class Trainer:
         self.epoch, self.step = state["epoch"], state["step"]
         self.sum_of_losses, self.history = state["sum_of_losses"], state["history"]
         self.broken = set(state["broken"])
+        PROVER.recall(state.get("implementations", {}))  # at first they were not stored
         try:
             if self.step > self.plan.steps:
                 raise UserError(

@@ -32,7 +32,8 @@ class Condition:
 
     Args:
         size: The rows and columns of the input, in pixels; `None`: those of the run.
-        shift: By how many patches images are shifted: right, down, left and up in turn.
+        shift: By how many patches images are shifted: right, down, left and up in turn. Grey ones
+            leave black, those with colours their reflection.
         scale: How much larger images are.
         windows: Whether sliding windows are averaged; `None`: as the run does it.
 

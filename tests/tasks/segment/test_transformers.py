@@ -3,7 +3,6 @@
 import pytest
 import timm
 import torch
-from irpe.train.runs import load_run
 from torch.nn import functional
 from train import streets
 from train.little import StopAt
@@ -25,6 +24,7 @@ from irpe.tasks.segment.crops import Normalize
 from irpe.tasks.segment.model import build_segmenter
 from irpe.tasks.segment.transformers_segmenter import BACKBONES, _spread
 from irpe.train.overview import describe_run
+from irpe.train.run import load_run
 from irpe.train.signals import StoppedError
 
 SEGFORMER = streets.SEGFORMER.model_args

@@ -45,7 +45,8 @@ def robustness(
     Runs that differ in the seed alone are a group: one curve, their mean, with a point for each
     seed and bars of two standard errors over the images. At another size the learned absolute
     encoding is resampled and all else stays as it is.
-    Images of classifiers also move: right, down, left or up in turn, and black comes into view.
+    Images of classifiers also move: right, down, left or up in turn; grey images leave black, those
+    with colours their reflection.
     Segmenters see larger images whole, and in sliding windows of the size of a crop in training.
     The scores are written next to the picture, as FILE.json.
 

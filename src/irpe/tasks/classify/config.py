@@ -12,7 +12,6 @@ from irpe.train.config import (
     check_below_1,
     check_fraction,
     check_positive,
-    is_name,
     option,
 )
 
@@ -38,7 +37,6 @@ class ClassifierConfig(RunConfig):
         "Learning rate of a learned absolute encoding, as a multiple of --lr.", ABSOLUTE_LR
     )
     root: str | None = option("Where a dataset given by its name is stored.", None)
-    holdout: float = option("Fraction held out for validation if there is no such split.", 0.0)
     image_size: int = option("Height and width of the input.", 224)
     channels: int = option("Channels of the input: 3, or 1 for grey images.", 3)
     crop: float = option("Side of the centre crop in evaluation, relative to the image.", 0.875)
@@ -65,15 +63,9 @@ class ClassifierConfig(RunConfig):
         return " ".join([self.model, *(f"{k}={value}" for k, value in self.model_args.items())])
 
     def with_data(self, data: str) -> Self:
-        """Returns the configuration with all of the images of other data, to evaluate on.
-
-        Of the folder that a run held images out of, these alone are evaluated on: the run has seen
-        the others.
-        """
-        is_path = self.holdout > 0 and not is_name(data)
-        if is_path and os.path.realpath(data) == os.path.realpath(self.data):
-            return self
-        return self.replace(data=data, root=None, holdout=0.0)
+        """Returns the configuration with all of the images of other data, to evaluate on."""
+        other = super().with_data(data)
+        return other if other is self else other.replace(root=None)
 
     def check_data(self) -> None:
         """Raises an error if there are no images; nothing is read yet."""
@@ -102,7 +94,7 @@ class ClassifierConfig(RunConfig):
         check_positive(self, "absolute_lr")
         check_at_least(self, 0, "color_jitter", "mixup", "cutmix")
         check_fraction(
-            self, "holdout", "label_smoothing", "drop_path", "min_scale",
+            self, "label_smoothing", "drop_path", "min_scale",
             "erasing", "crop",
         )  # fmt: skip
         check_at_least(self, MIN_CROP, "crop")

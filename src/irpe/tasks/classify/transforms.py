@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int64
 from PIL import Image
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
@@ -76,7 +77,11 @@ class LabelledImages(Dataset[Any]):
         self.cached: dict[int, Item] = {}
 
     def shifted(self, pixels: int) -> "LabelledImages":
-        """Returns the images, shifted by some pixels; what is cached is shared."""
+        """Returns the images, shifted by some pixels; what is cached is shared.
+
+        Grey images leave black where they were: their objects mostly lie on it. Images with colours
+        are reflected at the border, for black there costs a model even if it cannot see position.
+        """
         other = copy.copy(self)
         other.shift = pixels
         return other
@@ -132,7 +137,7 @@ class LabelledImages(Dataset[Any]):
     def _shift(self, item: Item, sample: Sample) -> Item:
         if not self.shift:
             return item
-        black = self.transform(Image.new(self.mode, (8, 8)))[:, 0, 0]
+        black = self.transform(Image.new("L", (8, 8)))[:, 0, 0] if self.mode == "L" else None
         return shift_image(item[0], self.shift, sample.position, black), *item[1:]
 
 
@@ -140,7 +145,7 @@ def shift_image(
     image: Float[Tensor, "channel row column"],
     distance: int,
     position: int,
-    black: Float[Tensor, " channel"],
+    black: Float[Tensor, " channel"] | None = None,
 ) -> Float[Tensor, "channel row column"]:
     """Returns an image shifted by some pixels: right, down, left and up in turn.
 
@@ -148,20 +153,23 @@ def shift_image(
         image: The image.
         distance: How many pixels.
         position: Its position among others.
-        black: What comes into view, a value for each channel.
+        black: What comes into view, a value for each channel; `None`: the image reflected at its
+            border.
     """
-    shifted = black.view(-1, 1, 1).expand_as(image).contiguous()
-    down, right = (distance * step for step in _DIRECTIONS[position % len(_DIRECTIONS)])
-    height, width = image.shape[-2:]
-    shifted[:, _inside(down, height), _inside(right, width)] = image[
-        :, _inside(-down, height), _inside(-right, width)
-    ]
-    return shifted
+    for axis, step in zip((1, 2), _DIRECTIONS[position % len(_DIRECTIONS)], strict=True):
+        size = image.shape[axis]
+        at = torch.arange(size) - distance * step
+        image = image.index_select(axis, _reflect(at, size))
+        if black is not None:
+            outside = ((at < 0) | (at >= size)).unflatten(0, (-1, 1) if axis == 1 else (1, -1))
+            image = torch.where(outside, black.view(-1, 1, 1), image)
+    return image
 
 
-def _inside(offset: int, size: int) -> slice:
-    """Returns where an axis is still covered after a shift."""
-    return slice(max(offset, 0), size + min(offset, 0))
+def _reflect(at: Int64[Tensor, " place"], size: int) -> Int64[Tensor, " place"]:
+    """Returns where an axis that is reflected at both ends has its values."""
+    period = max(2 * (size - 1), 1)
+    return (at % period - (size - 1)).abs().neg() + (size - 1)
 
 
 def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:

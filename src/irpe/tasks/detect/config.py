@@ -49,7 +49,7 @@ class DetectorConfig(RunConfig):
 
     def with_data(self, data: str) -> Self:
         """Returns the configuration with all of the images of other data, to evaluate on."""
-        return self.replace(data=data, limit=0)
+        return super().with_data(data).replace(limit=0)
 
     def check_data(self) -> None:
         """Raises an error if the annotations are not there; nothing is read yet."""
@@ -58,7 +58,7 @@ class DetectorConfig(RunConfig):
         if self.data == EMBEDDED:
             raise UserError("--data is missing: a folder in the layout of COCO or Pascal VOC")
         for split in (self.train_split, self.val_split):
-            find_annotations(self.data, split)
+            find_annotations(self.data, split, self.holdout)
 
     def __post_init__(self) -> None:
         super().__post_init__()

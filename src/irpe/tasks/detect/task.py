@@ -102,7 +102,7 @@ class DetectionTask:
         if config.data == EMBEDDED:
             raise UserError("--data is missing: a folder in the layout of COCO or Pascal VOC")
         name = config.train_split if split == "train" else config.val_split
-        source = open_boxes(config.data, name, config.classes or None)
+        source = open_boxes(config.data, name, config.classes or None, config.holdout)
         source = source.first(config.limit) if config.limit else source
         if is_training and not config.classes:
             self.config = config = config.replace(classes=tuple(source.classes))

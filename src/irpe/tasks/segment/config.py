@@ -106,7 +106,7 @@ class SegmenterConfig(RunConfig):
 
     def with_data(self, data: str) -> Self:
         """Returns the configuration with all of the images of other data, to evaluate on."""
-        return self.replace(data=data, limit=0)
+        return super().with_data(data).replace(limit=0)
 
     def check_data(self) -> None:
         """Raises an error if the data is not there; nothing is read yet."""

@@ -96,7 +96,7 @@ class SegmentationTask:
         if config.data == EMBEDDED:
             raise UserError("--data is missing: a folder of images with label maps")
         names = config.ignore_label, config.class_names, config.classes
-        source = open_pixels(config.data, split, *names, listen=listen)
+        source = open_pixels(config.data, split, *names, config.holdout, listen)
         return source.first(config.limit) if config.limit else source
 
     def build(self, size: tuple[int, int] | None = None) -> nn.Module:
