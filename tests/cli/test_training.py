@@ -122,7 +122,7 @@ def test_resume_takes_everything_from_the_run(run):
         ),
         (["show", "buckets", "--grid", "1000000x1000000"], "any machine holds"),
         (["show", "buckets", "product-contextual-k@1e300"], "write a smaller ratio or beta"),
-        (["show", "robustness", ".", "--sizes", "9" * 5000], "write integers such as"),
+        (["show", "robustness", ".", "--sizes", "9" * 5000], "run.json does not exist"),
         (["profile", "--resolutions", "9" * 5000], "write sizes such as"),
         (["train", "laptop", "--set", "model=deit_small"], "mean 'deit_small_patch16_224'?"),
         (
