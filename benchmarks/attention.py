@@ -163,7 +163,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sides", default="14,28,32,48,64", help="grid sides, comma-separated")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/attention.json"))
+    parser.add_argument("-o", "--output", type=Path, help="write a report here")
     return parser.parse_args()
 
 

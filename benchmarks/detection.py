@@ -71,7 +71,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=1066)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/detection.json"))
+    parser.add_argument("-o", "--output", type=Path, help="write a report here")
     return parser.parse_args()
 
 

@@ -149,9 +149,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", type=parse_shape, action="append", help="8,6,197,64; repeat it")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--output", type=Path, default=Path("benchmarks/results/implementations.json")
-    )
+    parser.add_argument("-o", "--output", type=Path, help="write a report here")
     return parser.parse_args()
 
 

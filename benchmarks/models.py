@@ -95,7 +95,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", action="append", help="timm's name, or laptop; repeat it")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/models.json"))
+    parser.add_argument("-o", "--output", type=Path, help="write a report here")
     return parser.parse_args()
 
 

@@ -81,7 +81,7 @@ def training_step(rounds: int) -> dict[str, float]:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/overhead.json"))
+    parser.add_argument("-o", "--output", type=Path, help="write a report here")
     return parser.parse_args()
 
 

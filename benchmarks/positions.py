@@ -23,7 +23,7 @@ GRID = irpe.Grid((14, 14))
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/positions.json"))
+    parser.add_argument("-o", "--output", type=Path, help="write a report here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     kept = torch.stack([torch.randperm(196)[:98] for _ in range(BATCH)])

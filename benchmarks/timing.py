@@ -46,8 +46,10 @@ def ratios_to(plain: str, medians: dict[str, dict[str, float]], kind: str) -> di
     }
 
 
-def write_report(path: Path, results: dict[str, Any]) -> None:
-    """Writes the results with what is needed to judge them."""
+def write_report(path: Path | None, results: dict[str, Any]) -> None:
+    """Writes the results with what is needed to judge them; nowhere without a path."""
+    if path is None:
+        return
     report = {
         "results": results,
         "versions": {

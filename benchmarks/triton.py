@@ -210,7 +210,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--index", type=int, nargs="+", help="variants by index; all if not given")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/triton.json"))
+    parser.add_argument("-o", "--output", type=Path, help="write a report here")
     return parser.parse_args()
 
 

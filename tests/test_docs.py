@@ -153,3 +153,12 @@ def test_the_page_of_supported_models_names_what_can_be_equipped_and_is_tested()
         assert family in page, family
         assert family in hosts.SUPPORTED["transformers"], family
         assert family in tests, family
+
+
+def test_sentences_of_troubleshooting_are_those_of_the_errors():
+    text = (ROOT / "docs/how-to/troubleshooting.md").read_text()
+    sources = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    sources = re.sub(r"\"\s*f?\"", "", sources)  # sentences over several lines
+    quoted = re.findall(r'^\*\*"([^"]+)"\*\*', text, re.MULTILINE)
+    assert len(quoted) > 10
+    assert [part for part in quoted if part not in sources] == []

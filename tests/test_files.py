@@ -14,6 +14,7 @@ from irpe.files import (
     locked,
     read_safetensors,
     to_safetensors,
+    write_bytes,
     write_text,
     write_whole,
 )
@@ -137,6 +138,23 @@ def test_tensors_are_read_or_the_damaged_file_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(ValueError, match=r"a\.safetensors is damaged or not a safetensors file: "):
         read_safetensors(path)
+
+
+@pytest.mark.parametrize("step", ["safetensors.safe_open", "irpe.files.tensor_checksum"])
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch, step):
+    """Its header and its tensors are read one after the other, by its name."""
+    path = tmp_path / "a.safetensors"
+    write_bytes(path, to_safetensors({"a": torch.zeros(2)}))
+
+    def replace_and_fail(*_, **__):
+        monkeypatch.undo()
+        write_bytes(path, to_safetensors({"a": torch.ones(2)}))
+        if "safe_open" in step:
+            raise RuntimeError("unable to open file: no such file or directory")
+        return "of header and tensors of two files"
+
+    monkeypatch.setattr(step, replace_and_fail)
+    assert torch.equal(read_safetensors(path)["a"], torch.ones(2))
 
 
 @pytest.mark.parametrize(

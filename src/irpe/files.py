@@ -146,8 +146,25 @@ def to_safetensors(tensors: "Mapping[str, Tensor]") -> bytes:
 def read_safetensors(path: Path) -> "dict[str, Tensor]":
     """Returns the tensors of a safetensors file by name, or raises an error that names the file.
 
-    The checksum of a file that `to_safetensors` made is checked; one without gives a warning.
+    The checksum of a file that `to_safetensors` made is checked; one without gives a warning. A
+    file that is replaced while it is read, which happens in several steps, is read again.
     """
+    while True:
+        before = version_of(path)
+        try:
+            return _read_safetensors(path)
+        except (UserError, RuntimeError):
+            if version_of(path) == before:
+                raise
+
+
+def version_of(path: Path) -> tuple[int, int]:
+    """Returns what tells whether a file was replaced since."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+def _read_safetensors(path: Path) -> "dict[str, Tensor]":
     from safetensors import SafetensorError, safe_open
 
     try:

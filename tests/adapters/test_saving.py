@@ -512,6 +512,22 @@ def test_a_model_that_is_replaced_while_it_is_loaded_is_read_again(saved, monkey
     assert_equal(irpe.load_equipped(path), other(), images())
 
 
+def test_a_model_that_is_replaced_twice_while_it_is_loaded_is_read_again(saved, monkeypatch):
+    """Tensors of the one that was there in between, and the description is the first one again."""
+    path, old = saved
+    read = irpe.adapters.saving._read_tensors
+
+    def save_then_read(*arguments):
+        monkeypatch.undo()
+        irpe.save_equipped(other(), path)
+        tensors = read(*arguments)
+        irpe.save_equipped(old, path)
+        return tensors
+
+    monkeypatch.setattr("irpe.adapters.saving._read_tensors", save_then_read)
+    assert_equal(irpe.load_equipped(path), old, images())
+
+
 def test_of_two_writers_at_one_moment_the_second_waits(saved, monkeypatch):
     """The one that began first stops between its replacements until the other has begun."""
     path, _ = saved
@@ -875,5 +891,5 @@ def test_an_absurd_number_of_prefix_tokens_is_refused(tmp_path):
     del description["sha256"]
     file.write_text(json.dumps(description))
     has_no_checksum = pytest.warns(UserWarning, match="no checksum")
-    with has_no_checksum, pytest.raises(irpe.UserError, match="num_prefix_tokens 1000"):
+    with has_no_checksum, pytest.raises(irpe.UserError, match="num_prefix_tokens = 1000"):
         irpe.load_equipped(tmp_path)

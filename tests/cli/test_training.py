@@ -116,8 +116,11 @@ def test_resume_takes_everything_from_the_run(run):
         (["eval", "nowhere", "--precision", "int8"], "'int8' is not one of no, bf16, fp16"),
         (["train", "laptop", "--set", "root=x"], "root 'x' is for datasets with a name"),
         (["train", "laptop", "--set", "auto_augment=rand-mfoo"], "'mfoo' is not a letter or name"),
-        (["train", "laptop", "--encoding", "product-contextual-k@1e9"], "GiB in float32"),
-        (["show", "buckets", "--grid", "1000000x1000000"], "would take at least"),
+        (
+            ["train", "laptop", "--encoding", "product-contextual-k@1e9"],
+            "more than any machine holds",
+        ),
+        (["show", "buckets", "--grid", "1000000x1000000"], "any machine holds"),
         (["show", "buckets", "product-contextual-k@1e300"], "write a smaller ratio or beta"),
         (["show", "robustness", ".", "--sizes", "9" * 5000], "write integers such as"),
         (["profile", "--resolutions", "9" * 5000], "write sizes such as"),

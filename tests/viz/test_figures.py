@@ -64,6 +64,20 @@ def test_bucket_maps_by_default_are_those_of_the_paper():
     assert stars == [[(0, 2)]] * 5 + [[(7, 9)]] * 5  # two lines for the prefix token stand above
 
 
+def test_encodings_with_short_names_are_drawn():
+    short, full = (
+        pictures(viz.plot_buckets([spec], (3, 5), 0, [(0, 0)]))
+        for spec in ("K", "product-contextual-k")
+    )
+    assert torch.equal(short[0], full[0])
+    shaw = pictures(viz.plot_buckets(["shaw"], (3, 5), 0, [(0, 0)]))
+    clipped = pictures(viz.plot_buckets(["product-contextual-k@clip3"], (3, 5), 0, [(0, 0)]))
+    assert torch.equal(shaw[0], clipped[0])
+    assert viz.plot_positions(irpe.Positions((3, 5)), ["QKV"]).axes
+    with pytest.raises(irpe.UserError, match=r"rope-axial.* has no buckets"):
+        viz.plot_buckets(["rope-axial"])
+
+
 def test_titles_tell_encodings_of_one_method_apart():
     specs = ["product-bias-k", "product-bias-k@clip2", "cross-bias-k@1:2:5"]
     titles = [a.get_title() for a in viz.plot_buckets(specs, (5, 5), 0, [(0, 0)]).axes]

@@ -60,7 +60,7 @@ def page(tmp_path):
 
 def check_values(page, spec, grid, prefix):
     """What the page shows is what Python says of the encoding, from the star's place."""
-    spec = irpe.RPESpec.of(spec)
+    spec = irpe.parse_encoding(spec)
     maps = irpe.bucket_maps(spec, grid, prefix)
     row, column = page.run("state.star")
     query = prefix + row * grid[1] + column

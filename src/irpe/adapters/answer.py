@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from irpe.adapters.equipped import encoding_of
 from irpe.adapters.grids import InputGrid, check_exportable, record_grid
 from irpe.adapters.host import Row
 from irpe.adapters.hosts import row_of
 from irpe.errors import UserError, UserStateError
+from irpe.nn.tables import RelativePositionEncoding
 
 _thread = threading.local()
 
@@ -35,8 +35,9 @@ class Call:
         grid: Where its tokens are.
     """
 
-    def __init__(self, attention: nn.Module, grid: InputGrid) -> None:
+    def __init__(self, attention: Any, grid: InputGrid) -> None:
         self.attention, self.grid = attention, grid
+        self.encoding: RelativePositionEncoding = attention.rpe  # or PEFT's wrapper of one
         self.unrotated: list[Tensor] = []  # queries and keys of the patches before a rotation
         self.num_answers = 0
 
@@ -75,7 +76,7 @@ def answer(
     """
     if is_causal:
         raise UserError("is_causal=True: tokens of an image have no order; pass attn_mask")
-    heads, lead = encoding_of(current_call().attention).size.num_heads, query.shape[:-3]
+    heads, lead = _thread.calls[-1].encoding.size.num_heads, query.shape[:-3]
     is_flat = query.ndim == 3
     if is_flat:
         query, key, value = (x.unflatten(0, (-1, heads)) for x in (query, key, value))
@@ -106,37 +107,29 @@ def answer_with_weights(
 
     Arguments as in `answer`; queries, keys and values are batch, heads, tokens, dim.
     """
-    call = current_call()
+    call: Call = _thread.calls[-1]
     call.num_answers += 1
-    encoding = encoding_of(call.attention)
+    encoding = call.encoding
     heads = encoding.size.num_heads
     if key.shape[1] != heads:
         key, value = _repeat_heads(key, heads), _repeat_heads(value, heads)
-    query, key, options = tables_meet(call, query, key)
-    options |= {"grid": call.grid, "attn_mask": attn_mask, "scale": scale}
+    options: dict[str, Any] = {"grid": call.grid, "attn_mask": attn_mask, "scale": scale}
     options["temperature"] = temperature
+    if call.unrotated:
+        options |= _unrotated(call, query, key)
     z = encoding(query, key, value, dropout_p=dropout_p, **options)
     return z, encoding.weights(query, key, **options) if with_weights else None
 
 
-def tables_meet(call: Call, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Returns queries and keys as an encoding takes them, and its arguments where a host rotates.
-
-    Args:
-        call: The call, with the queries and keys of the patches before their rotation, if any.
-        query: The queries that enter the dot product: batch, heads, tokens, dim.
-        key: The keys.
-    """
-    if not call.unrotated:
-        return query, key, {}
+def _unrotated(call: Call, query: Tensor, key: Tensor) -> dict[str, Tensor]:
+    """Returns queries and keys before their rotation, as arguments of an encoding."""
     if len(call.unrotated) != 2:
         raise UserStateError(
             f"{type(call.attention).__qualname__} rotated {len(call.unrotated)} tensors, not its "
             "queries and keys: this release does not know how"
         )
-    pairs = zip((query, key), call.unrotated, strict=True)
-    q, k = (_before_rotation(x, part) for x, part in pairs)
-    return query, key, {"table_q": q, "table_k": k}
+    q, k = call.unrotated
+    return {"table_q": _before_rotation(query, q), "table_k": _before_rotation(key, k)}
 
 
 def _before_rotation(x: Tensor, part: Tensor) -> Tensor:

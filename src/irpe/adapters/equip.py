@@ -31,7 +31,8 @@ from irpe.adapters.swaps import (
     undo_change,
 )
 from irpe.core.buckets import check_num_prefix_tokens
-from irpe.core.encodings import CPVT, AnyEncoding, NoEncoding, parse_encoding
+from irpe.core.encodings import AnyEncoding, parse_encoding
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.positions import Grid
 from irpe.errors import UserError, UserTypeError
 from irpe.nn.tables import RelativePositionEncoding
@@ -41,7 +42,6 @@ Model = TypeVar("Model", bound=nn.Module)
 _CHANGES = (
     "_irpe_changes"  # the attribute of a model that holds the changes of each call of `equip`
 )
-_MOST_PREFIX_TOKENS = 2**16
 _CHOICES = {"absolute": ("keep", "none", "sinusoid"), "builtin_bias": ("keep", "drop", "convert")}
 
 
@@ -94,11 +94,6 @@ def apply_equipment(model: nn.Module, call: Equipment) -> list[Swap]:
         raise UserTypeError(f"model is a {type(model).__qualname__}, not a torch.nn.Module")
     if call.num_prefix_tokens is not None:
         check_num_prefix_tokens(call.num_prefix_tokens)
-        if call.num_prefix_tokens > _MOST_PREFIX_TOKENS:
-            raise UserError(
-                f"num_prefix_tokens {call.num_prefix_tokens}: no model has more than "
-                f"{_MOST_PREFIX_TOKENS} tokens before its patches; leave it to the model"
-            )
     for name, choices in _CHOICES.items():
         if getattr(call, name) not in choices:
             raise UserError(f"{name} {getattr(call, name)!r} is not one of {', '.join(choices)}")

@@ -127,11 +127,12 @@ class MeasuredGrid:
         now.last = grid
         if torch.compiler.is_compiling():
             return
-        count = self._count(grid)
+        is_positions = isinstance(grid, Positions)
+        count = grid.num_tokens[0] if is_positions else self.num_prefix_tokens + prod(grid)
         others = () if count in now.used else now.grids.get(count, ())
         now.used.discard(count)
         now.grids[count] = (*(other for other in others if not _is_same(other, grid)), grid)
-        if not isinstance(grid, Positions):
+        if not is_positions:
             _seen[self.key, count].add(grid)
 
     def mark_positions(self, tokens: Tensor, positions: Positions) -> None:
@@ -150,17 +151,18 @@ class MeasuredGrid:
         stack: list[tuple[str, InputGrid]] = getattr(_thread, "stack", [])
         if stack and stack[-1][0] == self.key:
             return stack[-1][1]
-        return self._announced(tokens.shape[-2])[-1]
+        return self._announced(self._pass(), tokens.shape[-2])[-1]
 
     def of_new_tokens(self, tokens: Tensor, model: nn.Module) -> InputGrid:
         """Returns the grid of tokens that no block of a model has seen yet."""
-        if not self.is_followed(model):
+        now = self._pass()
+        if now.outer is None and not self.is_followed(model):
             raise UserStateError(
                 f"{self.embedding} of the model was replaced after irpe.equip, so that the grid of "
                 "this input is not known: call the model itself once, or equip it afterwards"
             )
         count = tokens.shape[-2]
-        grids = self._announced(count)
+        grids = self._announced(now, count)
         if len(grids) > 1:
             first, second = map(str, grids[-2:])
             raise UserStateError(
@@ -168,12 +170,11 @@ class MeasuredGrid:
                 "tokens, before the blocks ran: run the blocks of one input before the next one "
                 "enters, or call the model itself"
             )
-        self._pass().used.add(count)
+        now.used.add(count)
         return grids[-1]
 
-    def _announced(self, count: int) -> Sequence[InputGrid]:
-        """Returns the grids of this number of tokens, prefix included, in the current pass."""
-        now = self._pass()
+    def _announced(self, now: _Pass, count: int) -> Sequence[InputGrid]:
+        """Returns the grids of this number of tokens, prefix included, in a pass."""
         if now.outer is None and _is_repeated():
             grids = _seen[self.key, count]
             if len(grids) == 1:
@@ -198,20 +199,15 @@ class MeasuredGrid:
             setattr(_thread, self.key, now)
         return now
 
-    def _count(self, grid: InputGrid) -> int:
-        if isinstance(grid, Positions):
-            return grid.num_tokens[0]
-        return self.num_prefix_tokens + prod(grid)
-
     def is_followed(self, model: nn.Module) -> bool:
         """Returns whether the embedding that a model has now announces its grids."""
-        embedding = _part_of(model, self.embedding)
+        embedding: Any = attrgetter(self.embedding)(model) if self.embedding else model
         hooks = embedding._forward_pre_hooks if self.before else embedding._forward_hooks
         return any(isinstance(h, _Announce) and h.source.key == self.key for h in hooks.values())
 
     def hook_embedding(self, model: nn.Module) -> list[Swap]:
         """Returns the hook that announces the grid from the embedding that a model has now."""
-        embedding = _part_of(model, self.embedding)
+        embedding: Any = attrgetter(self.embedding)(model) if self.embedding else model
         return add_hook(embedding, _Announce(self), before=self.before, with_kwargs=True)
 
     def follow(self, model: nn.Module, blocks: Collection[nn.Module]) -> list[Swap]:
@@ -333,9 +329,9 @@ def grid_after(block: nn.Module, tokens: Tensor) -> tuple[int, ...]:
 
 def mark(tokens: Tensor, grid: InputGrid) -> None:
     """Marks tokens with their grid, for the next block."""
-    storage: Any = _storage_of(tokens)
+    storage, version = _storage_of(tokens)
     if storage is not None:
-        setattr(storage, _MARK, (grid, _version_of(tokens)))
+        setattr(storage, _MARK, (grid, version))
 
 
 def read_mark(tokens: Tensor) -> InputGrid | None:
@@ -345,8 +341,9 @@ def read_mark(tokens: Tensor) -> InputGrid | None:
     """
     if torch.compiler.is_compiling():
         return None
-    grid, version = getattr(_storage_of(tokens), _MARK, (None, None))
-    return grid if version == _version_of(tokens) else None
+    storage, now = _storage_of(tokens)
+    grid, version = getattr(storage, _MARK, (None, None))
+    return grid if version == now else None
 
 
 class CarryMark:
@@ -464,10 +461,6 @@ def _make_following(block_class: type[nn.Module]) -> nn.Module:
     return following_class.__new__(following_class)
 
 
-def _part_of(model: nn.Module, path: str) -> nn.Module:
-    return attrgetter(path)(model) if path else model
-
-
 def _is_repeated() -> bool:
     """Tells whether a backward pass is under way, in which only repeated modules run forward."""
     return torch._C._current_graph_task_id() != -1
@@ -479,13 +472,13 @@ def _is_same(one: InputGrid, other: InputGrid) -> bool:
     return one == other
 
 
-def _version_of(tokens: Tensor) -> int | None:
-    """Returns how often a tensor was written to; tensors of inference mode do not count that."""
-    return None if tokens.is_inference() else tokens._version
+def _storage_of(tokens: Tensor) -> tuple[Any, int | None]:
+    """Returns the storage of tokens and how often they were written to.
 
-
-def _storage_of(tokens: Tensor) -> object:
+    Tensors of inference mode do not count that; those in a transform of torch.func have no storage.
+    """
     try:
-        return tokens.untyped_storage()
-    except NotImplementedError:  # in a transform of torch.func, whose tensors have none
-        return None
+        storage = tokens.untyped_storage()
+    except NotImplementedError:
+        return None, None
+    return storage, None if tokens.is_inference() else tokens._version

@@ -8,19 +8,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import Equipment, is_equipped
-from irpe.adapters.grids import InputGrid, expect_grid, source_of
+from irpe.adapters.grids import SOURCE, InputGrid, expect_grid
 from irpe.adapters.offset_vectors import convert_decomposed
 from irpe.adapters.swaps import Swap, put_absolute, put_module, put_zeros, set_attribute
-from irpe.core.encodings import AnyEncoding, TransformerXL
-from irpe.core.encodings.joined import WithTables
+from irpe.core.encodings import AnyEncoding
+from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.errors import UserError
 from irpe.nn.tables import RelativePositionEncoding
 
 
 def measured(attention: nn.Module, *args: Any, **kwargs: Any) -> InputGrid:
     """Returns the grid of an attention whose model measures it; its first tensor is the tokens."""
-    source: Any = source_of(attention)
-    return source.of_attention(args[0] if args else _first_tensor(**kwargs))
+    return vars(attention)[SOURCE].of_attention(args[0] if args else _first_tensor(**kwargs))
 
 
 def _first_tensor(*args: Any, **kwargs: Any) -> Tensor:
@@ -275,7 +274,7 @@ def _check_weights(site: Site) -> None:
 def check_rotation(sites: Sequence[Site], spec: AnyEncoding) -> None:
     """Raises an error for an encoding that cannot stand beside a host's own rotary encoding."""
     rotating = [site.name for site in sites if site.rotates]
-    if not rotating or isinstance(spec, WithTables):
+    if not rotating or getattr(spec, "takes_rotation", False):
         return
     does = (
         f"shifts the queries of a product that {rotating[0]} rotates"

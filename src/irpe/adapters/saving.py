@@ -39,6 +39,7 @@ from irpe.files import (
     tensor_checksum,
     to_json,
     to_safetensors,
+    version_of,
     write_bytes,
     write_text,
 )
@@ -367,22 +368,22 @@ def _undo_all(changes: Sequence[list[Swap]]) -> None:
 
 def _read_save(path: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Returns the description and the tensors of one save, also while others replace it."""
+    file = path / _DESCRIPTION
     while True:
-        description = _read_description(path / _DESCRIPTION)
+        if not file.is_file():
+            raise MissingFileError(
+                f"{file} does not exist: {path} is not a directory that irpe.save_equipped wrote"
+            )
+        before = version_of(file)
+        description = _read_description(file)
         tensors = _read_tensors(path, description["tensors"])
         if description["tensors"] in (None, tensor_checksum(tensors)):
             return description, tensors
-        if _read_description(path / _DESCRIPTION)["tensors"] == description["tensors"]:
-            raise UserError(
-                f"{path / _DESCRIPTION} and {_TENSORS} are not of one save: save the model again"
-            )
+        if version_of(file) == before:
+            raise UserError(f"{file} and {_TENSORS} are not of one save: save the model again")
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise MissingFileError(
-            f"{path} does not exist: {path.parent} is not a directory that irpe.save_equipped wrote"
-        )
     try:
         description = json.loads(path.read_text())
         if description["format"] != _FORMAT:

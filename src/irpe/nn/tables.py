@@ -18,9 +18,10 @@ from irpe.core.encodings.protocol import (
     TABLE_LISTS,
     AttentionArguments,
     HeadSize,
+    OnGrid,
     check_table_size,
 )
-from irpe.core.positions import Grid, Positions, Where, axes_of, check_tokens, grid_shape
+from irpe.core.positions import Positions, Where, axes_of, check_tokens, grid_shape
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
 from irpe.ops.attention import (
@@ -271,15 +272,18 @@ class RelativePositionEncoding(nn.Module):
         """Returns the call: q and k as they enter the dot product, maps, tables, and the rest."""
         maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
-        parameters = {name: getattr(self, name) for name in self._others}
-        for role in self._lists:
-            for number, table in enumerate(getattr(self, role)):
-                parameters[f"{role}.{number}"] = table
+        parameters: dict[str, Any] = {name: getattr(self, name) for name in self._others}
+        for name in self._lists:
+            parameters[name] = list(getattr(self, name))
+        size, shape = self.size, ()
         if isinstance(grid, Positions):
             check_tokens(grid, q, k)
-            found = self.spec.arguments_on(*_whole_grid(grid, parameters, self.size), q)
+            # Encodings for any positions take no notice of the grid.
+            shape = (1,) * grid.ndim if grid.grid is None else grid.grid.shape
+            size = size._replace(num_prefix_tokens=int(any(grid.prefixes)))
         else:
-            found = self.spec.arguments_on(grid, parameters, self.size, q)
+            shape = grid_shape(grid)
+        found = self.spec.arguments_on(OnGrid(shape, size, q.device, q.dtype), parameters)
         shift, rotation = found.query_shift, found.rotation
         if table_q is not None and (shift is not None or rotation is not None):
             raise UserError(
@@ -343,17 +347,6 @@ class RelativePositionEncoding(nn.Module):
         """Returns what `print(module)` shows."""
         impl = "" if self.impl == "auto" else f", impl={self.impl!r}"
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
-
-
-def _whole_grid(
-    positions: Positions, parameters: dict[str, Tensor], size: HeadSize
-) -> tuple[Grid, dict[str, Tensor], HeadSize]:
-    """Returns the grid that tables are made for, and the sizes with one prefix token at most.
-
-    Tables that may be anywhere are the same for every grid.
-    """
-    one = size._replace(num_prefix_tokens=int(any(positions.prefixes)))
-    return positions.grid or Grid((1,) * positions.ndim), parameters, one
 
 
 def _rotations(rotation: Rotation, grid: Where) -> tuple[Rotation, Rotation]:

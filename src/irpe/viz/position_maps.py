@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from irpe.core.buckets import bucket_maps
-from irpe.core.encodings.spec import RPESpec
+from irpe.core.encodings import RPESpec, spec_of
 from irpe.core.methods import METHODS
 from irpe.core.positions import Grid, Places, PooledGrid, Positions
 from irpe.errors import UserError
@@ -53,7 +53,7 @@ def plot_positions(
     _check_can_be_drawn(positions)
     queries, keys = (places.double() for places in positions.places())
     stars = [_nearest(queries, place) for place in references or _corner_and_centre(queries)]
-    parsed = [RPESpec.of(spec) for spec in specs]
+    parsed = [spec_of(spec) for spec in specs]
     titles = [title for spec in parsed for title in _titles(spec)]
     if not parsed:
         raise UserError("nothing to draw: pass at least one encoding")

@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from irpe import Clip, RPESpec, bucket_maps, parse_encoding
-from irpe.core.encodings import CPVT, NAMES, SHORT_NAMES, Joined, NoEncoding, TransformerXL
+from irpe.core.encodings import NAMES, SHORT_NAMES, Joined
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
 from irpe.core.encodings.decomposed import Decomposed
 from irpe.core.encodings.log_cpb import LogCPB
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.encodings.rope import RopeAxial, RopeMixed
 from irpe.core.encodings.sasa import Sasa
+from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.index import Cut
 from irpe.errors import UserError
 

@@ -37,8 +37,8 @@ SUPPORTED = {
     "transformers": "transformers' ViT, DeiT, DINOv2 with and without registers, DINOv3, the "
     "vision towers of CLIP, SigLIP and SigLIP 2, BEiT, data2vec-vision, ViTMSN, ViTPose, "
     "Sapiens 2, YOLOS, AST, Swin and Swin v2 (of MaskFormer, Donut and Swin2SR too), SAM, ViTDet, "
-    "ViTMAE, VideoMAE, Vivit, Segformer, GLPN, PVT and PVT v2, DETR, Conditional DETR, RT-DETR and "
-    "D-FINE",
+    "ViTMAE, VideoMAE, Vivit, Segformer, GLPN, PVT and PVT v2, DETR, Conditional DETR, RT-DETR, "
+    "D-FINE, RF-DETR and LW-DETR",
     "torchvision": "torchvision's VisionTransformer and SwinTransformer, versions 1 and 2",
     "torch": "torch.nn's MultiheadAttention, TransformerEncoderLayer and TransformerEncoder",
 }

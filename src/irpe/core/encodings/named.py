@@ -6,9 +6,9 @@ from typing import NamedTuple
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
 from irpe.core.encodings.decomposed import Decomposed
-from irpe.core.encodings.joined import Rotary, WithTables
 from irpe.core.encodings.log_cpb import LogCPB
-from irpe.core.encodings.model_only import CPVT, NoEncoding
+from irpe.core.encodings.model_only import CPVT, ModelEncoding, NoEncoding
+from irpe.core.encodings.protocol import Encoding
 from irpe.core.encodings.rope import RopeAxial, RopeMixed
 from irpe.core.encodings.sasa import Sasa
 from irpe.core.encodings.spec import RPESpec
@@ -16,7 +16,7 @@ from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.index import Clip
 from irpe.errors import UserError
 
-Named = WithTables | TransformerXL | Rotary | CPVT | NoEncoding
+AnyEncoding = Encoding | ModelEncoding
 
 
 class _Entry(NamedTuple):
@@ -28,9 +28,9 @@ class _Entry(NamedTuple):
         with_base: Makes it from a real number after the `@`, if it takes one.
     """
 
-    default: Named
-    with_size: Callable[[int], Named] | None = None
-    with_base: Callable[[float], Named] | None = None
+    default: AnyEncoding
+    with_size: Callable[[int], AnyEncoding] | None = None
+    with_base: Callable[[float], AnyEncoding] | None = None
 
 
 def bias_table(size: int) -> RPESpec:
@@ -58,7 +58,7 @@ NAMED: dict[str, _Entry] = {
 }
 
 
-def parse_named(text: str) -> Named:
+def parse_named(text: str) -> AnyEncoding:
     """Returns the encoding of a name, with its value and options; the name is one of `NAMED`."""
     head, *options = text.split("+")
     name, at, value = head.partition("@")
@@ -70,14 +70,14 @@ def parse_named(text: str) -> Named:
     return encoding
 
 
-def _why_not(name: str, option: str, encoding: Named) -> str:
+def _why_not(name: str, option: str, encoding: AnyEncoding) -> str:
     if option == "normalized":
         return f"{name} has no normalized coordinates; 'rope-axial' has"
     written = f", write {encoding}+{option}" if isinstance(encoding, RPESpec) else ""
     return f"{name} has no option {option!r}, METHOD-MODE-TARGETS has{written}"
 
 
-def _with_value(name: str, value: str) -> Named:
+def _with_value(name: str, value: str) -> AnyEncoding:
     entry = NAMED[name]
     if entry.with_size is not None:
         if not value.isdecimal():

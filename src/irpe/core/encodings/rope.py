@@ -3,12 +3,18 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from irpe.core.encodings.protocol import AttentionArguments, HeadSize, check_splits_head
+from irpe.core.encodings.protocol import (
+    AttentionArguments,
+    Encoding,
+    HeadSize,
+    OnGrid,
+    check_splits_head,
+)
 from irpe.core.positions import Grid
 from irpe.core.rotation import axial_rotation, mixed_rotation
 from irpe.errors import UserError, UserTypeError
@@ -26,14 +32,14 @@ def _text(base: float) -> str:
     return f"{base:f}".rstrip("0").rstrip(".") if float(f"{base:f}") == base else f"{base:.17f}"
 
 
-class _WithoutTables:
+class _WithoutTables(Encoding):
     """What a rotation answers where encodings with tables have some: there are none."""
 
-    method: ClassVar[None] = None
-    mode: ClassVar[str] = "rotation"
-    targets: ClassVar[str] = ""
-    keeps_output: ClassVar[bool] = False
-    any_positions: ClassVar[bool] = False
+    method = None
+    mode = "rotation"
+    targets = ""
+    keeps_output = False
+    takes_rotation = False
 
     def index_on(self, grid: Grid) -> None:
         """Returns no index: there is no table to look up."""
@@ -71,21 +77,16 @@ class RopeAxial(_WithoutTables):
         check_splits_head(self, size.head_dim, 2 * size.ndim)
         return {}
 
-    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
-        """Does nothing: there is nothing to learn."""
-
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the rotation on a grid."""
+        size = at.size
         pairs = size.head_dim // (2 * size.ndim)
         unit = 2 * math.pi if self.normalized else 1.0
         frequencies = tuple(unit * self.base ** (-pair / pairs) for pair in range(pairs))
-        rotation = axial_rotation(grid, frequencies, self.normalized, size.num_prefix_tokens, like)
+        dtype = torch.promote_types(at.dtype, torch.float32)
+        rotation = axial_rotation(
+            at.shape, frequencies, self.normalized, size.num_prefix_tokens, at.device, dtype
+        )
         return AttentionArguments(rotation=rotation)
 
     def __str__(self) -> str:
@@ -129,15 +130,10 @@ class RopeMixed(_WithoutTables):
         with torch.no_grad():
             frequencies.copy_(torch.stack([lengths * angles.sin(), lengths * angles.cos()]))
 
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the rotation on a grid."""
-        rotation = mixed_rotation(grid, parameters["frequencies"], size.num_prefix_tokens)
+        frequencies = parameters["frequencies"]
+        rotation = mixed_rotation(at.shape, frequencies, at.size.num_prefix_tokens)
         return AttentionArguments(rotation=rotation)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:

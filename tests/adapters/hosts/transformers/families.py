@@ -171,6 +171,7 @@ class Family:
         return next(iter(self.sizes.values()))
 
 
+LW_DETR = {"pretrain_image_size": 32, "num_windows": 4, "out_indices": [1, 2]}
 PATCHES = {(16, 40): (2, 5), (40, 16): (5, 2), (32, 32): (4, 4)}
 FEATURES = {(96, 160): (3, 5), (160, 96): (5, 3)}
 INTERPOLATE = {"interpolate_pos_encoding": True}
@@ -234,7 +235,15 @@ FAMILIES = {
         make_tower("Sapiens2Model", "Sapiens2Config", num_register_tokens=2), PATCHES, 3
     ),
     "RF-DETR's DINOv2": Family(
-        make_tower("RfDetrDinov2Backbone", "RfDetrDinov2Config", num_windows=1), PATCHES, 1
+        make_tower("RfDetrDinov2Backbone", "RfDetrDinov2Config", num_windows=2, out_indices=[1, 2]),
+        {(32, 32): (4, 4), (48, 48): (6, 6)},
+        4,
+        takes_grid=False,
+    ),
+    "LW-DETR's ViT": Family(
+        make_tower("LwDetrViTBackbone", "LwDetrViTConfig", **LW_DETR),
+        {(32, 64): (4, 8), (64, 32): (8, 4)},
+        takes_grid=False,
     ),
     "MaskFormer's Swin": Family(
         make_swin("MaskFormerSwinModel", "MaskFormerSwinConfig"),

@@ -72,7 +72,7 @@ def test_the_grid_follows_the_input(family):
         inputs = family.inputs(size)
         actual = predict(model, inputs)
         attentions = irpe.summary(model).attentions
-        assert {a.num_prefix_tokens for a in attentions} == {family.prefix}
+        assert attentions[-1].num_prefix_tokens == family.prefix
         assert attentions[-1].grid == grid
         if family.takes_grid:
             other = irpe.equip(family.make(), SPEC, grid=grid)
@@ -164,9 +164,9 @@ def by_hand(attention, hidden_states, attention_mask=None, position_embeddings=N
         attention.rpe.spec, size.num_heads, size.head_dim, size.num_prefix_tokens
     )
     encoding.load_state_dict(attention.rpe.state_dict())
-    if vars(attention).get("rpe_num_suffix_tokens", 0):
-        order, patches = torch.arange(q.shape[2]), grid[0] * grid[1]
-        order = torch.cat([order[patches + 1 :], order[: patches + 1]])
+    order = vars(attention).get("rpe_order")
+    if order is not None:
+        order = order(q.shape[2], grid)
         inverse = order.argsort()
         b = encoding.scores(q[:, :, order], k[:, :, order], grid=grid)[:, :, inverse][..., inverse]
     else:
@@ -217,7 +217,7 @@ def test_attentions_use_the_scores_of_an_encoding_called_by_hand(family):
 def test_copies_and_pickles_are_equal(family):
     model, inputs = equipped(family), family.inputs()
     others = [copy.deepcopy(model)]
-    if family is not FAMILIES["DINOv3 backbone"]:  # backbones have hooks that cannot be pickled
+    if "Backbone" not in type(model).__name__:  # backbones have hooks that cannot be pickled
         others.append(pickle.loads(pickle.dumps(model)))
     expected = predict(model, inputs)
     for other in others:

@@ -1,5 +1,7 @@
 """transformers' vision transformers, each in what it has of its own."""
 
+import itertools
+
 import pytest
 import torch
 import transformers
@@ -9,6 +11,7 @@ from adapters.small_models import images, state_of
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions
+from irpe.adapters.hosts.transformers.attention_interface import Windows
 from irpe.core.sinusoid import sinusoid
 
 
@@ -225,3 +228,60 @@ def test_models_that_contain_a_tower():
     model = transformers.DPTForDepthEstimation(config).eval()
     irpe.equip(model, SPEC)
     assert len(irpe.summary(model).attentions) == 2
+
+
+def test_an_attention_that_joins_windows_sees_the_grid_of_the_image():
+    """Blocks that all join the windows compute what a model without windows does."""
+    family = FAMILIES["LW-DETR's ViT"]
+    for size, grid in family.sizes.items():
+        inputs = family.inputs(size)
+        joined, plain = equipped(family), randomize(irpe.equip(family.make(num_windows=1), SPEC))
+        assert torch.equal(predict(joined, inputs), predict(plain, inputs))
+        assert {a.grid for a in irpe.summary(joined).attentions} == {grid}
+
+
+def test_an_attention_in_windows_sees_the_grid_of_a_window():
+    family, x = FAMILIES["LW-DETR's ViT"], images(32, 64)
+    windowed = {"window_block_indices": [0, 1]}
+    model = randomize(irpe.equip(family.make(**windowed), SPEC, absolute="none"))
+    plain = randomize(irpe.equip(family.make(num_windows=1), SPEC, absolute="none"))
+    whole = model(x).feature_maps[0]
+    assert {a.grid for a in irpe.summary(model).attentions} == {(2, 4)}
+    for rows, columns in itertools.product((slice(0, 2), slice(2, 4)), (slice(0, 4), slice(4, 8))):
+        window = x.unflatten(3, (8, 8)).unflatten(2, (4, 8))[:, :, rows, :, columns]
+        (expected, *_) = plain(window.flatten(4, 5).flatten(2, 3)).feature_maps
+        torch.testing.assert_close(whole[:, :, rows, columns], expected)
+
+
+def test_class_tokens_of_windows_stand_before_the_patches():
+    order = Windows(2, 1)(4 * (1 + 2 * 1), (4, 2)).tolist()
+    assert order == [0, 3, 6, 9, 1, 4, 2, 5, 7, 10, 8, 11]
+
+
+def test_images_that_are_not_square_are_refused_where_the_library_mixes_up_their_windows():
+    with pytest.raises(irpe.UserError, match="4 x 8 patches: RF-DETR mixes up"):
+        equipped(FAMILIES["RF-DETR's DINOv2"])(images(32, 64))
+
+
+@pytest.mark.parametrize("given", [{"grid": (4, 4)}, {"num_prefix_tokens": 1}], ids=str)
+def test_windows_are_not_told(given):
+    with pytest.raises(irpe.UserError, match="cuts images into windows"):
+        irpe.equip(FAMILIES["LW-DETR's ViT"].make(), SPEC, **given)
+
+
+@pytest.mark.parametrize("kind", [None, torch.bool, torch.float32], ids=str)
+def test_a_bias_that_a_host_passes_to_the_registry_is_added(kind):
+    """As attentions of the kind of T5 do."""
+    model, x = equipped(FAMILIES["ViTMSN"]), images()
+    attention = next(iter(equipped_attentions(model).values()))
+    bias = torch.randn(1, 2, 17, 17)
+    allowed = torch.rand(1, 1, 17, 17) > 0.3
+    masks = {torch.bool: (allowed, bias.masked_fill(~allowed, -torch.inf))}
+    masks |= {None: (None, bias), torch.float32: (bias, 2 * bias)}
+    mask, together = masks[kind]
+    tokens = torch.randn(1, 17, 32)
+    model(x)
+    expected, _ = attention(tokens, attention_mask=together)
+    actual, _ = attention(tokens, attention_mask=mask, position_bias=bias)
+    torch.testing.assert_close(actual, expected)
+    assert (actual - attention(tokens, attention_mask=mask)[0]).abs().max() > 0.01

@@ -7,6 +7,7 @@ implementation that its own configuration names, so they arrive as "sdpa" or "ea
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,17 +16,53 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from irpe.adapters.answer import answer_with_weights
+from irpe.adapters.answer import answer_with_weights, current_call
 from irpe.adapters.equipped import Equipment, is_equipped
-from irpe.adapters.grids import SOURCE, MeasuredGrid
-from irpe.adapters.host import Row, Site, site_of
+from irpe.adapters.grids import SOURCE, InputGrid, MeasuredGrid
+from irpe.adapters.host import Row, Site, measured, site_of
 from irpe.adapters.swaps import Swap, set_attribute
 from irpe.errors import UserError
 
 NAME = "irpe"  # of our function in the registry of transformers
 # Those that pass an attention its mask as an additive or boolean tensor.
 _IMPLEMENTATIONS = ("eager", "sdpa")
-_SUFFIX = "rpe_num_suffix_tokens"  # the attribute of attentions with tokens after the patches
+_ORDER = "rpe_order"  # the attribute of attentions whose tokens are not prefix, then grid
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """An order of tokens: some of those that have no position stand after the patches.
+
+    Args:
+        count: How many.
+    """
+
+    count: int
+
+    def __call__(self, num_tokens: int, grid: Any) -> Tensor:
+        """Returns which token stands where an encoding expects it."""
+        return torch.arange(num_tokens).roll(self.count)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """An order of tokens: by windows of the grid, in each of them the prefix tokens first.
+
+    Args:
+        side: The number of windows along each axis.
+        num_prefix_tokens: The tokens before the patches of a window.
+    """
+
+    side: int
+    num_prefix_tokens: int
+
+    def __call__(self, num_tokens: int, grid: Any) -> Tensor:
+        """Returns which token stands where an encoding expects it."""
+        index = torch.arange(num_tokens).view(self.side, self.side, -1)
+        prefix, patches = index.tensor_split([self.num_prefix_tokens], dim=-1)
+        window = [length // self.side for length in grid]
+        patches = patches.unflatten(-1, window).transpose(1, 2)  # window row, row, window, column
+        return torch.cat([prefix.flatten(), patches.flatten()])
 
 
 def attend(
@@ -36,6 +73,7 @@ def attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    position_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the attended tokens and, if asked for, the weights before dropout.
@@ -48,12 +86,12 @@ def attend(
         attention_mask: A boolean or additive mask; what is not a tensor stands for none.
         dropout: The probability with which a weight is dropped.
         scaling: The factor of the scores.
+        position_bias: What the host adds to the scaled scores, as T5 does.
         kwargs: The options of the host's forward.
     """
     if not is_equipped(attention):
-        return sdpa_attention_forward(
-            attention, query, key, value, attention_mask, dropout, scaling, **kwargs
-        )
+        kwargs |= {"dropout": dropout, "scaling": scaling, "position_bias": position_bias}
+        return sdpa_attention_forward(attention, query, key, value, attention_mask, **kwargs)
     config = vars(attention)["config"]
     _check_implementation(config._attn_implementation)
     wants_weights = config._attn_implementation == "eager" or bool(
@@ -62,20 +100,31 @@ def attend(
     mask = attention_mask if isinstance(attention_mask, Tensor) else None
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(query.dtype)
-    count = vars(attention).get(_SUFFIX, 0)
-    if not count:
+    if position_bias is not None:
+        mask = _with_bias(mask, position_bias)
+    order = vars(attention).get(_ORDER)
+    if order is None:
         z, weights = answer_with_weights(
             query, key, value, mask, dropout, scaling, with_weights=wants_weights
         )
         return z.transpose(1, 2).contiguous(), weights
-    # Tokens after the patches are treated as those before them.
-    query, key, value = (tokens.roll(count, 2) for tokens in (query, key, value))
-    mask = mask if mask is None else mask.roll((count, count), (-2, -1))
+    index = order(query.shape[2], current_call().grid).to(query.device)
+    back = index.argsort()
+    query, key, value = (tokens[:, :, index] for tokens in (query, key, value))
+    if mask is not None:
+        mask = mask.expand(*mask.shape[:2], len(index), len(index))[..., index[:, None], index]
     z, weights = answer_with_weights(
         query, key, value, mask, dropout, scaling, with_weights=wants_weights
     )
-    weights = weights if weights is None else weights.roll((-count, -count), (-2, -1))
-    return z.roll(-count, 2).transpose(1, 2).contiguous(), weights
+    weights = weights if weights is None else weights[..., back[:, None], back]
+    return z[:, :, back].transpose(1, 2).contiguous(), weights
+
+
+def _with_bias(mask: Tensor | None, bias: Tensor) -> Tensor:
+    """Returns an additive mask with a bias of the host's own."""
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 # For a whole model, by model.set_attn_implementation("irpe"), as well as for equipped attentions.
@@ -115,8 +164,18 @@ def _write_config(attention: nn.Module, config: object) -> None:
     vars(attention)["config"] = config
 
 
+def _grid_of_windows(attention: nn.Module, *args: Any, **kwargs: Any) -> InputGrid:
+    """Returns the grid of a window, or of all windows where an attention joins them."""
+    grid, order = measured(attention, *args, **kwargs), vars(attention).get(_ORDER)
+    if order is None:
+        return grid
+    assert isinstance(grid, tuple)
+    return tuple(length * order.side for length in grid)
+
+
 # Its forward fetches our function from the registry.
 REGISTERED = Row(body={"config": property(_read_config, _write_config)})
+IN_WINDOWS = replace(REGISTERED, grid=_grid_of_windows)
 
 
 def make_site(
@@ -127,7 +186,7 @@ def make_site(
     row: Row = REGISTERED,
     *,
     source: MeasuredGrid | None = None,
-    num_suffix_tokens: int = 0,
+    order: Suffix | Windows | None = None,
     changes: Sequence[Swap] = (),
     **facts: Any,
 ) -> Site:
@@ -136,26 +195,24 @@ def make_site(
     Args:
         name: Its path in the model.
         attention: The attention.
-        num_prefix_tokens: The number of tokens before the patches.
+        num_prefix_tokens: The number of tokens without a position.
         call: What is asked for.
         row: The row of its class.
         source: Where the grid of an input is measured; `None` where the attention knows it.
-        num_suffix_tokens: The number of tokens after the patches.
+        order: In which order its tokens are, if these do not stand before the patches.
         changes: What else is to be changed in it.
         facts: Other arguments of `Site`.
     """
     swaps = [*changes]
     if source is not None:
         swaps += set_attribute(attention, SOURCE, source)
-    if num_suffix_tokens:
-        swaps += set_attribute(attention, _SUFFIX, num_suffix_tokens)
-    size, count = _head_size(attention), num_prefix_tokens + num_suffix_tokens
+    if order is not None:
+        swaps += set_attribute(attention, _ORDER, order)
+    size = (*_head_size(attention), num_prefix_tokens)
     initial = None if source is None else source.told or source.initial
     ndim = 2 if initial is None else len(initial)
     prepare = (_mark_initialized,)
-    return site_of(
-        name, attention, row, call, *size, count, ndim, changes=swaps, prepare=prepare, **facts
-    )
+    return site_of(name, attention, row, call, *size, ndim, changes=swaps, prepare=prepare, **facts)
 
 
 def _head_size(attention: Any) -> tuple[int, int]:

@@ -13,7 +13,13 @@ from torch import nn
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import Embedded, InputGrid, MeasuredGrid, measured_map, source_of
 from irpe.adapters.host import Plan, Row, change_absolute
-from irpe.adapters.hosts.transformers.attention_interface import REGISTERED, make_site
+from irpe.adapters.hosts.transformers.attention_interface import (
+    IN_WINDOWS,
+    REGISTERED,
+    Suffix,
+    Windows,
+    make_site,
+)
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.swaps import add_hook, put_module, set_attribute
 from irpe.core.positions import Points, Positions
@@ -32,6 +38,8 @@ class _Tower:
         position: The name in the embeddings of the absolute encoding, which ends with the patches;
             `None` if there is none.
         suffix: The name in the embeddings of learned tokens after the patches.
+        windows: The name in the configuration of the number of windows along each axis, in which
+            blocks work; some blocks join them.
     """
 
     block: str
@@ -39,6 +47,11 @@ class _Tower:
     convolution: str | None = "patch_embeddings.projection"
     position: str | None = "position_embeddings"
     suffix: str | None = None
+    windows: str | None = None
+
+    def num_windows(self, vit: Any) -> int:
+        """Returns the number of windows along each axis; 1 for a model without."""
+        return 1 if self.windows is None else getattr(vit.config, self.windows)
 
 
 def _clip(block: str, convolution: str | None = "patch_embedding") -> _Tower:
@@ -57,7 +70,10 @@ _TOWERS = {
     "Data2VecVisionEmbeddings": _Tower("Data2VecVisionLayer", "attention.attention"),
     "VitPoseBackboneEmbeddings": _Tower("VitPoseBackboneLayer", "attention.attention"),
     "Sapiens2Embeddings": _Tower("Sapiens2Layer", convolution="patch_embeddings", position=None),
-    "RfDetrDinov2Embeddings": _Tower("RfDetrDinov2Layer"),
+    "RfDetrDinov2Embeddings": _Tower("RfDetrDinov2Layer", windows="num_windows"),
+    "LwDetrViTEmbeddings": _Tower(
+        "LwDetrViTLayer", convolution="projection", windows="num_windows_side"
+    ),
     "ViTMSNEmbeddings": _Tower("ViTMSNLayer"),
     "YolosEmbeddings": _Tower("YolosLayer", "attention.attention", suffix="detection_tokens"),
     "ASTEmbeddings": _Tower("ASTLayer"),
@@ -91,6 +107,8 @@ _ROTATING = replace(REGISTERED, rotates="apply_rotary_pos_emb", rotates_pairs=Tr
 ROWS = {
     "DINOv3ViTAttention": _ROTATING,
     "Sapiens2Attention": _ROTATING,
+    "RfDetrDinov2Attention": IN_WINDOWS,
+    "LwDetrViTAttention": IN_WINDOWS,
     "Data2VecVisionSelfAttention": Row(),  # with attn_implementation "eager": an error says so
     "Data2VecVisionSdpaSelfAttention": Row(
         bias=("relative_position_bias",), off={"has_relative_position_bias": bool}
@@ -108,20 +126,23 @@ def add_sites(found: Plan, name: str, vit: Any, call: Equipment) -> None:
     count = _count_tokens(embeddings, _PREFIX) if count is None else count
     suffix = 0 if tower.suffix is None else _count_tokens(embeddings, (tower.suffix,))
     source = _source(vit, embeddings, tower, count + suffix, call)
+    side = tower.num_windows(vit)
     blocks, drops = modules_of(vit, tower.block, name), call.builtin_bias == "drop"
     shared = _owner_of_shared_bias(vit)
     for path, block in blocks.items():
         attention = block.get_submodule(tower.attention)
         owner = None if attention._modules.get(_BIAS) is not None else _owner_of_bias(block)
         row = entry_of(attention, ROWS) or REGISTERED
+        joined = side if side > 1 and _joins_windows(block) else 1
+        order = Windows(side, count) if joined > 1 else Suffix(suffix) if suffix else None
         site = make_site(
             f"{path}.{tower.attention}",
             attention,
-            count,
+            (count + suffix) * joined**2,
             call,
             row,
             source=source,
-            num_suffix_tokens=suffix,
+            order=order,
             check=partial(_check, vit, embeddings, tower, call),
             changes=put_module(owner, _BIAS, None) if drops and owner is not None else [],
             has_builtin_bias=owner is not None or shared is not None,
@@ -137,6 +158,11 @@ def add_sites(found: Plan, name: str, vit: Any, call: Equipment) -> None:
         found.changes += add_hook(embeddings, CheckShapes(source.told), before=True)
     else:
         found.changes += source.follow(vit, blocks.values())
+
+
+def _joins_windows(block: Any) -> bool:
+    """Returns whether the attention of a block gets all windows of an image as one sequence."""
+    return block.global_attention if hasattr(block, "global_attention") else not block.window
 
 
 def _owner_of_bias(block: nn.Module) -> nn.Module | None:
@@ -161,6 +187,11 @@ def _source(
         made = MeasuredGrid("embeddings", _measure_shapes, num_tokens, told=call.grid)
         return made if call.grid else source_of(vit) or made
     path, own = f"embeddings.{tower.convolution}", _own_grid(vit, embeddings)
+    side = tower.num_windows(vit)
+    if side > 1:
+        measure = partial(_measure_window, side=side, is_square=hasattr(embeddings, "cls_token"))
+        initial = tuple(length // side for length in own)
+        return source_of(vit) or MeasuredGrid(path, measure, num_tokens, initial)
     return measured_map(vit, path, num_tokens, own, call.grid)
 
 
@@ -177,6 +208,23 @@ def _measure_shapes(call: Embedded) -> InputGrid:
     return Positions(Points(Points.of_grids(shapes, count).coordinates))
 
 
+def _measure_window(call: Embedded, side: int, is_square: bool) -> InputGrid:
+    """Returns the grid of one window of an image.
+
+    Args:
+        call: The call of the convolution that makes the patches.
+        side: The number of windows along each axis.
+        is_square: Whether the library cuts images that are not square into other things.
+    """
+    grid = tuple(call.output.shape[2:])
+    if is_square and len(set(grid)) > 1:
+        raise UserError(
+            f"an image of {' x '.join(map(str, grid))} patches: RF-DETR mixes up the windows of "
+            "images that are not square; make them square"
+        )
+    return tuple(length // side for length in grid)
+
+
 def _own_grid(vit: Any, embeddings: Any) -> tuple[int, ...]:
     """Returns the grid that a model is configured for, which its absolute encoding has."""
     config = vit.config
@@ -187,10 +235,12 @@ def _own_grid(vit: Any, embeddings: Any) -> tuple[int, ...]:
         return embeddings.get_shape(config)
     if not hasattr(config, "image_size"):
         return (embeddings.position_embedding_size,) * 2
-    size, patch = (
-        (value, value) if isinstance(value, int) else tuple(value)
-        for value in (config.image_size, config.patch_size)
-    )
+    return _patches(config.image_size, config.patch_size)
+
+
+def _patches(size: Any, patch: Any) -> tuple[int, int]:
+    """Returns the grid of patches in an image, both an integer or one for each axis."""
+    size, patch = ((x, x) if isinstance(x, int) else tuple(x) for x in (size, patch))
     return size[0] // patch[0], size[1] // patch[1]
 
 
@@ -201,11 +251,11 @@ def _count_tokens(embeddings: Any, names: tuple[str, ...]) -> int:
 
 def _check(vit: Any, embeddings: Any, tower: _Tower, call: Equipment) -> None:
     name = type(vit).__name__
-    if getattr(vit.config, "num_windows", 1) > 1:
+    given = call.grid is not None or call.num_prefix_tokens is not None
+    if tower.num_windows(vit) > 1 and given:
         raise UserError(
-            f"{name} has num_windows = {vit.config.num_windows}: it orders tokens by windows, each "
-            "with a class token, so that they are not those of one grid; it can be equipped with "
-            "num_windows=1 alone"
+            f"grid {call.grid}, num_prefix_tokens {call.num_prefix_tokens}: {name} cuts images "
+            "into windows, whose tokens it knows; leave both to the model"
         )
     if call.absolute == "keep":
         return
@@ -233,7 +283,10 @@ def _replace_absolute(
     owner, name = embeddings, tower.position
     if isinstance(learned, nn.Embedding):
         owner, name = learned, "weight"
-    change_absolute(found, owner, name, _own_grid(vit, embeddings), call.absolute)
+    grid = _own_grid(vit, embeddings)
+    if hasattr(vit.config, "pretrain_image_size"):  # resampled for each image
+        grid = _patches(vit.config.pretrain_image_size, vit.config.patch_size)
+    change_absolute(found, owner, name, grid, call.absolute)
 
 
 @dataclass(frozen=True)
