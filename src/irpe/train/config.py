@@ -231,14 +231,6 @@ def check_exists(data: str) -> None:
         raise MissingFileError(f"data {data!r} does not exist: pass a folder, or the name of data")
 
 
-def find_run_file(directory: Path) -> Path:
-    """Returns the file with the configuration of a run, or raises an error if there is no run."""
-    path = directory / RUN_FILE
-    if not path.is_file():
-        raise MissingFileError(f"{path} does not exist: {directory} is not a run")
-    return path
-
-
 def _check_types(config: RunConfig) -> None:
     """Raises an error unless every field is of its type: JSON has others."""
     hints = get_type_hints(type(config))

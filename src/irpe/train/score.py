@@ -111,7 +111,8 @@ class Score:
         """Returns the score that `to_json` described."""
         measures = tuple(Measure(**measure) for measure in content["measures"])
         fields: dict[str, Any] = {**content, "values": tuple(content["values"])}
-        return cls(**{**fields, "measures": measures})
+        fields["measures"] = measures
+        return cls(**fields)
 
 
 def _or_none(value: float) -> float | None:

@@ -83,7 +83,7 @@ def _draw(axes: "Axes", curves: Curves, errors: Curves | None) -> list[Any]:
             bars = [2 * statistics.mean(errors[label][each]) for each in conditions]
             axes.errorbar(places, means, bars, fmt="none", ecolor=colour, elinewidth=0.8)
         points = [(_place(each), score) for each in conditions for score in scores[each]]
-        style = {"color": colour, "markersize": 3.5, "alpha": 0.7, "mew": 0}
+        style: dict[str, Any] = {"color": colour, "markersize": 3.5, "alpha": 0.7, "mew": 0}
         (seeds,) = axes.plot(*zip(*points, strict=True), mark, **style)
         handles.append((line, seeds))
     ticks = sorted({at for scores in curves.values() for at in scores}, key=_place)
