@@ -304,8 +304,8 @@ def test_a_search_for_rates_comes_first_and_is_not_repeated(tmp_path):
 
 def test_one_class_is_refused_and_shown(tmp_path):
     for split in ("train", "val"):
-        (tmp_path / "data" / split).mkdir(parents=True)
-        Image.effect_noise((28, 28), 20).save(tmp_path / "data" / split / "0.png")
+        (tmp_path / "data" / split / "cat").mkdir(parents=True)
+        Image.effect_noise((28, 28), 20).save(tmp_path / "data" / split / "cat/0.png")
     for command in (["ablate", "--recipe", "laptop"], ["train", "laptop"]):
         done = irpe(*command, "--data", "data", *QUICK, cwd=tmp_path)
         assert done.returncode == 1

@@ -1,6 +1,7 @@
 """`irpe eval`: the score of a run, of an equipped model, or of a published checkpoint."""
 
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -76,14 +77,15 @@ def evaluate(
         check_exists(data)
     if root is not None and data is None:
         raise UserError(f"--root {root}: it belongs to --data NAME, which is missing")
-    from irpe.cli.console import ProgressBar, print_lines, print_notes
+    from irpe.cli.console import ProgressBar, print_lines
     from irpe.train.evaluation import evaluate as run_evaluation
     from irpe.train.processes import make_accelerator
     from irpe.train.task import Condition
 
     accelerator = make_accelerator(precision, device)
     task, loaded, note = _load(path, model, image_size)
-    print_notes(*([note] if note else []))
+    if note is not None:
+        print(note, file=sys.stderr)
     if threshold is not None and "threshold" not in task.takes:
         raise UserError(f"--threshold {threshold} is not for {task.config.task}: leave it out")
     config = task.config if data is None else task.config.with_data(data)
