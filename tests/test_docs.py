@@ -128,7 +128,7 @@ def test_the_example_with_points_runs():
     sizes = {"data": example["EMBEDDED"], "images": 64, "test_images": 12, "epochs": 1}
     names = ("linear absolute", "euclidean")
     results = [example["run"](name, 0, argparse.Namespace(**sizes)) for name in names]
-    as_they_are, rotated, shifted = results[1].correct
+    as_they_are, rotated, shifted = (score.values for score in results[1].scores)
     assert as_they_are == rotated == shifted  # distances stay as they are
     assert results[1].effect > 0
     assert "euclidean against linear absolute" in example["report"](results)

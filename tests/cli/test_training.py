@@ -269,7 +269,8 @@ def test_an_ablation_ends_in_an_answer_and_finished_runs_are_kept(tmp_path):
     assert ", moved by 1 " in done.stderr
     words = " ".join(done.stdout.split())
     assert "K is not compared: its encoding is next to nothing" in words  # as in the run above
-    assert "more --epochs or a higher --table-lr" in words
+    assert "absolute and K have not left chance (50.0 %)" in words
+    assert "the same command with more --epochs" in words
     assert max(map(len, done.stdout.splitlines())) <= 80
     stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("checkpoint.pt")}
     again = irpe("ablate", *options, "--json", cwd=tmp_path)

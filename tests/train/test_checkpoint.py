@@ -118,7 +118,6 @@ def test_a_file_of_an_old_torch_is_read_with_a_warning(tmp_path):
         ("history", [{"epoch": "1", "train_loss": 1.0}]),
         ("broken", [-1]),
         ("broken", None),
-        ("implementations", {"a call": 1}),
     ],
 )
 def test_states_of_wrong_types_are_refused(tmp_path, field, value):
@@ -129,6 +128,16 @@ def test_states_of_wrong_types_are_refused(tmp_path, field, value):
     save_checkpoint(path, {name: value for name, value in STATE.items() if name != field})
     with pytest.raises(ValueError, match=f"its '{field}' is missing"):
         load_checkpoint(path)
+
+
+def test_implementations_are_names_or_missing(tmp_path):
+    """They were not stored at first."""
+    path = tmp_path / "c.pt"
+    save_checkpoint(path, {**STATE, "implementations": {"a call": 1}})
+    with pytest.raises(ValueError, match="its 'implementations' is"):
+        load_checkpoint(path)
+    save_checkpoint(path, STATE)
+    assert load_checkpoint(path)["implementations"] == {}
 
 
 @pytest.mark.parametrize("content", ["text", 3, ["a"], None])
