@@ -5,7 +5,7 @@ import pytest
 
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.detect.config import DetectorConfig
-from irpe.train.tasks import parse_config
+from irpe.train.config import parse_config
 
 CONFIG = ClassifierConfig(model="deit_tiny_patch16_224", model_args={"depth": 2})
 
@@ -36,7 +36,7 @@ def test_damaged_text(text):
 @pytest.mark.parametrize("config", [CONFIG, DETECTOR])
 def test_settings_of_a_later_release_are_refused_and_those_of_an_earlier_one_read(config):
     content = json.loads(config.to_json())
-    with pytest.raises(ValueError, match="of another release .*views.*train again"):
+    with pytest.raises(ValueError, match=r"of another release .*views.*train again"):
         parse_config(json.dumps({**content, "views": 2}))
     del content["sha256"]
     for name in ("seed", "max_broken"):  # which may have come later
@@ -48,7 +48,7 @@ def test_settings_of_a_later_release_are_refused_and_those_of_an_earlier_one_rea
 def test_what_is_not_a_task_or_lacks_what_has_no_default_is_refused():
     with pytest.raises(ValueError, match="of the task 'sleep', not one of classification"):
         parse_config('{"task": "sleep"}')
-    with pytest.raises(ValueError, match="lacks a setting: .*model"):
+    with pytest.raises(ValueError, match=r"lacks a setting: .*model"):
         parse_config('{"task": "classification"}')
 
 

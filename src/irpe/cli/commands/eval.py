@@ -132,8 +132,8 @@ def _load(
 ) -> "tuple[Task, nn.Module, str | None]":
     """Returns the task of a model, the model, and what to say of how its images are prepared."""
     import irpe
+    from irpe.train.config import find_task
     from irpe.train.run import Run
-    from irpe.train.tasks import find_task
 
     if Run(path).exists:
         return *Run(path).open(), None
