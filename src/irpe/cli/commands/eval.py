@@ -185,7 +185,8 @@ def _lines(found: "Evaluation", folder: Path | None) -> list[str]:
 
     score = found.score
     known = {name: value for name, value in score.classes.items() if value == value}
-    classes = [f"{name} {value:.{score.measure.digits}f}" for name, value in known.items()]
+    digits = 1 if score.measure.unit == "%" else score.measure.digits
+    classes = [f"{name} {value:.{digits}f}" for name, value in known.items()]
     if len(known) < len(score.classes):
         classes.append(f"({len(score.classes) - len(known)} do not occur)")
     words = [text.replace(" ", "\0") for text in classes]
