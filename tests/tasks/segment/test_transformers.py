@@ -237,7 +237,7 @@ def test_configurations_that_cannot_be(changes, message):
             "'patch_size' is not an argument .*Segformer; did you mean 'patch_sizes'. {} takes all",
         ),
         (CONFIGS["segformer"].replace(model_args={"depths": "many"}), "model_args .*depths"),
-        (CONFIGS["segformer"].replace(absolute="sinusoid"), "Segformer has no absolute encoding"),
+        (CONFIGS["segformer"].replace(absolute="sinusoid"), "has no absolute encoding to replace"),
         (upernet("swin", depth=[1]), "'depth' is not an argument of transformers' swin"),
         (
             upernet("swin", use_absolute_embeddings=True),
