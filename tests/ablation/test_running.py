@@ -13,14 +13,14 @@ import pytest
 from ablation.small import ROWS, small_cells, write_images
 
 from irpe.ablation.cells import run_cell
-from irpe.ablation.costs import measure_row_costs, tasks_of_rows
+from irpe.ablation.costs import configs_of_rows, measure_row_costs
 from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.report import AblationReport, markdown_table
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.running import remaining, run_cells
 from irpe.ablation.statistics import collect_rows
 from irpe.ablation.worker import CellState
-from irpe.tasks.classify.task import open_task
+from irpe.tasks.classify.task import ClassificationTask
 from irpe.train.signals import StoppedError
 
 
@@ -136,8 +136,8 @@ def test_the_remaining_time_is_that_of_like_cells(tmp_path):
     cells = small_cells(tmp_path, "embedded")  # absolute, K, absolute, K
     assert remaining(cells, {}) is None
     states = {
-        "absolute, seed 0": CellState(done=30, total=100, first=20, seconds=10.0),  # 1 s a step
-        "K, seed 0": CellState(done=10, total=100, first=0, seconds=30.0),
+        "absolute, seed 0": CellState(done=30, total=100, pace=1.0),
+        "K, seed 0": CellState(done=10, total=100, pace=3.0),
     }
     assert remaining(cells, states) == pytest.approx((70 * 1 + 90 * 3 + 100 * 1 + 100 * 3) / 2)
     assert remaining(cells[3:], states) == pytest.approx(300)  # one cell has one job
@@ -149,9 +149,8 @@ from pathlib import Path
 from ablation.small import small_cells
 from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.running import run_cells
-if __name__ == "__main__":
-    with LocalProcesses(2) as processes:
-        run_cells(small_cells(Path(sys.argv[1]), sys.argv[2], 1, epochs=5000), processes)
+with LocalProcesses(2) as processes:
+    run_cells(small_cells(Path(sys.argv[1]), sys.argv[2], 1, epochs=5000), processes)
 """
 
 
@@ -188,8 +187,10 @@ def is_alive(process):
 
 def test_a_report_is_written(finished, tmp_path):
     cells, results = finished
-    tasks = tasks_of_rows(cells, open_task(cells[0].config))
-    rows = collect_rows(ROWS, results, measure_row_costs(tasks, rounds=1))
+    task = ClassificationTask(cells[0].config)
+    task.open("train", None)
+    costs = measure_row_costs(configs_of_rows(cells, task.config), task, rounds=1)
+    rows = collect_rows(ROWS, results, costs)
     report = AblationReport("Ablation", "laptop", rows, cells, {"images": "24"})
     report.write(tmp_path / "report")
     names = {path.name for path in (tmp_path / "report").iterdir()}

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from irpe.ablation.cells import AblationConfig, Cell, plan_cells, read_result
-from irpe.ablation.costs import RowCost, measure_row_costs, tasks_of_rows
+from irpe.ablation.cells import Cell, plan_cells, read_result
+from irpe.ablation.costs import RowCost, configs_of_rows, measure_row_costs
 from irpe.ablation.executors import Executor, LocalProcesses
 from irpe.ablation.folder import claim_folder, read_claim
 from irpe.ablation.machine import choose_jobs, gpus
@@ -27,9 +27,11 @@ from irpe.ablation.tuning import (
 from irpe.ablation.worker import read_state
 from irpe.errors import UserError, UserStateError
 from irpe.files import write_text
-from irpe.progress import NO_PROGRESS, Event, Listener, silent
+from irpe.progress import Event, Listener, silent
+from irpe.train.config import RunConfig
 from irpe.train.locks import lock_run
-from irpe.train.task import open_task
+from irpe.train.task import AS_TRAINED
+from irpe.train.tasks import find_task, make_task
 
 _ABOUT = "about.json"  # what the report says beside the results
 
@@ -68,7 +70,7 @@ class Ablation:
     """
 
     rows: Sequence[AblationRow]
-    base: AblationConfig
+    base: RunConfig
     folder: Path
     seeds: int = 2
     is_tuned: bool = False
@@ -87,8 +89,7 @@ def ablate(
 ) -> AblationReport:
     """Trains and evaluates each row with each seed, writes a report, and returns it.
 
-    The same ablation goes on where it stopped. In a script, call it below `if __name__ ==
-    "__main__":`, for its cells are processes of their own.
+    The same ablation goes on where it stopped.
 
     Args:
         ablation: What is compared.
@@ -106,11 +107,12 @@ def ablate(
         >>> print(irpe.ablation.ablate(ablation).answer())  # doctest: +SKIP
     """
     base, folder = ablation.base.with_absolute_paths(), ablation.folder.absolute()
-    task: Any = open_task(base, NO_PROGRESS, None)
+    task = make_task(base)
     cells = plan_cells(ablation.rows, base, ablation.seeds, folder)
     searches = plan_searches(ablation.rows, base) if ablation.is_tuned else []
     trials = plan_trials(searches, base, folder)
     facts = check_cells(cells, task, trials)
+    images = task.open("train", None, silent).source, task.open("val", AS_TRAINED, silent).source
     with ExitStack() as stack:
         if executor is None:
             devices = gpus()
@@ -119,19 +121,20 @@ def ablate(
             one = "GPU" if devices else "CPU"
             where = f"{one}, {chosen} cell{'s' * (chosen > 1)} at a time, one thread each"
         else:
-            where = str(executor)
-        claim_folder(folder, ablation.rows, base, (task.train, task.val), ablation.is_tuned)
+            is_ours = type(executor).__str__ is not object.__str__
+            where = str(executor) if is_ours else type(executor).__name__
+        claim_folder(folder, ablation.rows, base, images, ablation.is_tuned)
         facts |= {"device": where, "output": str(ablation.folder)}
         listen(Event("facts", result=facts))
         stack.enter_context(lock_run(folder))
         about = _read_about(folder) or {}
         if "costs" not in about:
             listen(Event("costs"))
-            costs = measure_row_costs(tasks_of_rows(cells, task))
+            costs = measure_row_costs(configs_of_rows(cells, task.config), task)
             about["costs"] = {name: asdict(cost) for name, cost in costs.items()}
         about |= {"title": ablation.title, "recipe": ablation.recipe, "facts": facts}
         write_text(folder / _ABOUT, json.dumps({**about, "seeds": ablation.seeds}, indent=1) + "\n")
-        name = {"classification": "top-1", "segmentation": "mIoU"}[base.task]
+        name = find_task(base.task).measures[0].name
         failures: list[str] = []
         if trials:
             group = CellGroup(f"search: {name} on held-out training images", trials)
@@ -244,7 +247,7 @@ def _read_folder(folder: Path) -> _Folder:
 
 
 def _read_searches(
-    rows: Sequence[AblationRow], base: AblationConfig, folder: Path
+    rows: Sequence[AblationRow], base: RunConfig, folder: Path
 ) -> list[SearchResult]:
     """Returns what the trials in a folder found."""
     searches = plan_searches(rows, base)

@@ -21,7 +21,16 @@ from irpe.core.encodings.protocol import (
     OnGrid,
     check_table_size,
 )
-from irpe.core.positions import Positions, Where, check_tokens, grid_shape
+from irpe.core.encodings.rope import is_trained_as
+from irpe.core.positions import (
+    AugmentedGrid,
+    Grid,
+    Positions,
+    Sample,
+    Where,
+    check_tokens,
+    grid_shape,
+)
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
 from irpe.ops.attention import (
@@ -87,6 +96,7 @@ class RelativePositionEncoding(nn.Module):
         self.spec = attention_encoding(spec)
         self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
         self.impl = impl
+        self._augments = bool(self.spec.augmentation)
         for role in TABLE_LISTS:
             setattr(self, role, nn.ParameterList())
         shapes = self.spec.parameter_shapes(self.size)
@@ -134,11 +144,12 @@ class RelativePositionEncoding(nn.Module):
         """Returns attention with the encoding.
 
         Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. `grid` is the
-        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere. For an
-        attention that rotates queries and keys, `q` and `k` are the rotated pair, which the dot
-        product uses, and `table_q` and `table_k` the unrotated one, which the tables meet. A
-        learned `temperature` replaces the scale: it is a factor of all scores, those of the
-        encoding included.
+        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere; an encoding
+        that augments positions in training is given an `irpe.AugmentedGrid` there. For an attention
+        that rotates queries and keys, `q` and `k` are the rotated pair, which the dot product uses,
+        and `table_q` and `table_k` the unrotated one, which the tables meet. A learned
+        `temperature` replaces the scale: it is a factor of all scores, those of the encoding
+        included.
         """
         q, k, maps, scoring, value_tables = self._on(
             grid, q, k, attn_mask, scale, table_q, table_k, temperature
@@ -198,6 +209,7 @@ class RelativePositionEncoding(nn.Module):
 
     def maps(self, grid: Where, device: torch.device | str = "cpu") -> tuple[BucketMap, ...]:
         """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
+        grid = grid.where if isinstance(grid, AugmentedGrid) else grid
         if not isinstance(grid, Positions):
             return self._maps_on(grid_shape(grid), device)
         self._check_ndim(grid, grid.ndim)
@@ -233,7 +245,9 @@ class RelativePositionEncoding(nn.Module):
         temperature: Temperature | None = None,
     ) -> tuple[Tokens, Tokens, tuple[BucketMap, ...], ScoreArguments, Sequence[Tensor]]:
         """Returns q and k of the dot product, maps, what decides scores, and value tables."""
-        device = q.device
+        sample, device = None, q.device
+        if self._augments or isinstance(grid, AugmentedGrid):
+            grid, sample = self._split_augmented(grid)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters: dict[str, Any] = {name: getattr(self, name) for name in self._others}
         for name in self._lists:
@@ -250,7 +264,7 @@ class RelativePositionEncoding(nn.Module):
         else:
             shape, size = grid_shape(grid), self.size
             maps = self._maps_on(shape, device)
-        found = self.spec.arguments_on(OnGrid(shape, size, device, q.dtype), parameters)
+        found = self.spec.arguments_on(OnGrid(shape, size, device, q.dtype, sample), parameters)
         shift, rotation = found.query_shift, found.rotation
         if table_q is not None and (shift is not None or rotation is not None):
             raise UserError(
@@ -290,6 +304,20 @@ class RelativePositionEncoding(nn.Module):
         }
         return q, k, maps, scoring, found.value_tables
 
+    def _split_augmented(
+        self, grid: Where
+    ) -> tuple[Grid | Sequence[int] | Positions, Sample | None]:
+        """Returns where tokens are, and the random numbers that change this in training, if any."""
+        if isinstance(grid, AugmentedGrid):
+            return grid.where, grid.sample if self._augments and self.training else None
+        if not self.training:
+            return grid, None
+        raise UserError(
+            f"'{self.spec}' in training needs random numbers, the same in all layers of a pass: "
+            f"pass irpe.AugmentedGrid.of({grid}) as the grid of all of them, or call the whole "
+            "model that irpe.equip was given"
+        )
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Adds the encoding's text to what the state says of its modules, beside their versions."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -311,7 +339,7 @@ class RelativePositionEncoding(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         text = local_metadata.get("encoding", str(self.spec))
-        if text != str(self.spec):
+        if text != str(self.spec) and not is_trained_as(self.spec, attention_encoding(text)):
             error_msgs.append(
                 f"{prefix[:-1]}: this is the state of encoding '{text}', not of '{self.spec}': "
                 f"make the module or equip the model with '{text}'"

@@ -26,6 +26,13 @@ EMBEDDED = "embedded"  # the data that comes with the library
 DATASETS = ("torch/", "hfds/")  # what the name of a timm dataset starts with
 
 
+TASKS = {
+    "classification": "irpe.tasks.classify.task:ClassificationTask",
+    "detection": "irpe.tasks.detect.task:DetectionTask",
+    "segmentation": "irpe.tasks.segment.task:SegmentationTask",
+}  # the class of each task; `irpe.train.register_task` adds to it
+
+
 def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
     """Returns a dataclass field that carries a help text."""
     if isinstance(default, dict):
@@ -36,7 +43,13 @@ def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What every training run has; the help text of a field says what it means."""
+    """What every training run has; the help text of a field says what it means.
+
+    Examples:
+        >>> import irpe.recipes, irpe.train
+        >>> isinstance(irpe.recipes.RECIPES["laptop"](), irpe.train.RunConfig)
+        True
+    """
 
     task: ClassVar[str]
 
@@ -53,7 +66,11 @@ class RunConfig:
         "and label maps, images/SPLIT and labels/SPLIT or a dataset's own.",
         EMBEDDED,
     )
+    holdout: float = option(
+        "Fraction held out for validation, of class folders or Pascal VOC without splits.", 0.0
+    )
     classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
+    max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
     flip: float = option("Probability of a horizontal flip in training.", 0.5)
 
     epochs: int = option("Passes over the training images.", 300)
@@ -103,6 +120,21 @@ class RunConfig:
         """The power of a polynomial schedule; 0: another schedule."""
         return 0.0
 
+    @property
+    def input_shape(self) -> tuple[int, int, int] | None:
+        """Channels, rows and columns of what the model is trained on, if they are always equal."""
+        return None
+
+    @property
+    def title(self) -> str:
+        """What to call the model."""
+        return self.task
+
+    def __reduce__(self) -> Any:
+        """Pickles the configuration with where its task is, for processes that do not know it."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return _unpickle, (type(self), values, TASKS.get(self.task))
+
     def __post_init__(self) -> None:
         _check_types(self)
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
@@ -114,7 +146,7 @@ class RunConfig:
             self, 0, "device_batch_size", "min_lr", "low_lr_epochs", "warmup_lr", "warmup_epochs",
             "weight_decay", "clip_grad", "workers",
         )  # fmt: skip
-        check_fraction(self, "ema_decay", "flip")
+        check_fraction(self, "ema_decay", "flip", "holdout", "max_broken")
         check_below_1(self, "ema_decay")
         for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:
@@ -143,6 +175,23 @@ class RunConfig:
         has_path = self.data != "" and not is_name(self.data)
         return self.replace(data=os.path.abspath(self.data)) if has_path else self
 
+    def with_data(self, data: str) -> Self:
+        """Returns the configuration with all of the images of other data, to evaluate on.
+
+        Of the folder that a run held images out of, these alone are evaluated on: the run has seen
+        the others.
+        """
+        is_path = self.holdout > 0 and not is_name(data)
+        if is_path and os.path.realpath(data) == os.path.realpath(self.data):
+            return self
+        return self.replace(data=data, holdout=0.0)
+
+    def check_data(self) -> None:
+        """Raises an error if the data is not there, before anything slow is imported or read."""
+
+    def check_forward(self, num_images: int) -> None:
+        """Raises an error if a forward pass in training cannot have that many images."""
+
     def check_classes(self, classes: Sequence[str]) -> None:
         """Raises an error unless the classes of the data are those that the run began with.
 
@@ -161,8 +210,14 @@ class RunConfig:
         )
 
     def to_json(self) -> str:
-        """Returns the configuration as text that `irpe.train.runs.read_config` reads."""
+        """Returns the configuration as text that `irpe.train.tasks.parse_config` reads."""
         return files.to_json({"task": self.task, **dataclasses.asdict(self)})
+
+
+def _unpickle(kind: type[RunConfig], values: dict[str, Any], plug: str | None) -> RunConfig:
+    if plug is not None:
+        TASKS.setdefault(kind.task, plug)
+    return kind(**values)
 
 
 def is_name(data: str) -> bool:
@@ -174,14 +229,6 @@ def check_exists(data: str) -> None:
     """Raises an error for the path of data that is not there."""
     if not is_name(data) and not Path(data).exists():
         raise MissingFileError(f"data {data!r} does not exist: pass a folder, or the name of data")
-
-
-def find_run_file(directory: Path) -> Path:
-    """Returns the file with the configuration of a run, or raises an error if there is no run."""
-    path = directory / RUN_FILE
-    if not path.is_file():
-        raise MissingFileError(f"{path} does not exist: {directory} is not a run")
-    return path
 
 
 def _check_types(config: RunConfig) -> None:

@@ -3,7 +3,8 @@
 import os
 import stat
 import struct
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import UInt8
@@ -11,6 +12,7 @@ from PIL import Image
 
 from irpe.errors import UserError
 
+T = TypeVar("T")
 CACHE_BYTES = 2**28  # images that take less than this together are cached in memory
 
 _GREYISH = 16  # of 256 values by which the channels of a grey image may differ
@@ -34,6 +36,22 @@ def check_regular(path: str | os.PathLike[str]) -> None:
     """Raises an error for a FIFO, a socket or a device, which reading could wait for forever."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise UserError(f"{path} is not a regular file, but a folder, FIFO, socket or device")
+
+
+def read_or_next(read: Callable[[int], T], index: int, count: int) -> tuple[T, bool]:
+    """Returns an image, or the next one that can be read, and whether it is another one.
+
+    Args:
+        read: Returns an image by its index.
+        index: The index of the image.
+        count: How many there are.
+    """
+    for other in range(index, index + count):
+        try:
+            return read(other % count), other != index
+        except BrokenImageError:
+            continue
+    raise UserError(f"none of the {count} images can be read")
 
 
 def has_colours(image: Any) -> bool:

@@ -1,16 +1,16 @@
 """Which image comes when: the samples of an epoch, and the batches that each process gets."""
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from timm.data.distributed_sampler import RepeatAugSampler
 from torch.utils.data import DataLoader, DistributedSampler
 
-from irpe.progress import NO_PROGRESS, Progress, track
 from irpe.train.config import RunConfig
 from irpe.train.seeding import derive_seed
+from irpe.train.task import Images
 
 
 class Sample(NamedTuple):
@@ -25,31 +25,6 @@ class Sample(NamedTuple):
     epoch: int
     position: int
     image: int
-
-
-class ImageFiles(Protocol):
-    """Images that come from somewhere."""
-
-    def __len__(self) -> int: ...
-
-    def filename(self, index: int) -> str:
-        """Returns where an image comes from."""
-        ...
-
-
-class SampledDataset(Protocol):
-    """Images as a model gets them, one by one and in batches."""
-
-    @property
-    def source(self) -> ImageFiles:
-        """Where they come from."""
-        ...
-
-    def __getitem__(self, sample: Sample) -> Any: ...
-
-    def collate(self, items: list[Any]) -> Any:
-        """Returns a batch."""
-        ...
 
 
 class Batches:
@@ -104,6 +79,32 @@ class EveryImage:
         return iter(self.indices)
 
 
+class Part:
+    """Some images of others.
+
+    Args:
+        images: The others.
+        indices: Which of them.
+    """
+
+    def __init__(self, images: Images, indices: Sequence[int]) -> None:
+        self.images, self.indices = images, indices
+        self.source, self.facts, self.notes = images.source, images.facts, images.notes
+
+    def __str__(self) -> str:
+        return f"a part of {self.images}"
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, sample: Sample) -> Any:
+        return self.images[sample._replace(image=self.indices[sample.image])]
+
+    def collate(self, items: list[Any]) -> Any:
+        """Returns a batch."""
+        return self.images.collate(items)
+
+
 def train_sampler(count: int, config: RunConfig, num_replicas: int, rank: int, epoch: int) -> Any:
     """Returns the image indices of a process in an epoch, shuffled, repeated if configured."""
     indices: Any = range(count)
@@ -116,7 +117,7 @@ def train_sampler(count: int, config: RunConfig, num_replicas: int, rank: int, e
     return sampler
 
 
-def make_loader(images: SampledDataset, batches: Batches, workers: int) -> DataLoader[Any]:
+def make_loader(images: Images, batches: Batches, workers: int) -> DataLoader[Any]:
     """Returns a loader of some batches; it leaves torch's random state alone."""
     return DataLoader(
         images,  # pyright: ignore[reportArgumentType]
@@ -127,20 +128,6 @@ def make_loader(images: SampledDataset, batches: Batches, workers: int) -> DataL
         generator=torch.Generator(),
         pin_memory=torch.cuda.is_available(),
     )
-
-
-def every_batch(
-    images: SampledDataset,
-    batch_size: int,
-    workers: int,
-    num_replicas: int = 1,
-    rank: int = 0,
-    progress: Progress = NO_PROGRESS,
-) -> Iterable[Any]:
-    """Returns the batches that one process evaluates."""
-    sampler = EveryImage(len(images.source), num_replicas, rank)
-    batches = Batches(sampler, 0, batch_size, drops_last=False)
-    return track(progress, make_loader(images, batches, workers), len(batches), "evaluation")
 
 
 def _leave_process_group(_: int) -> None:

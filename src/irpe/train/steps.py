@@ -1,6 +1,55 @@
-"""The steps of an epoch: too few of them, and a batch size that gives more."""
+"""The steps of an epoch: how batches are split, too few of them, and a size that gives more."""
+
+from typing import Any, NamedTuple
+
+from irpe.errors import UserError
 
 _FEW = 10  # steps per epoch; fewer are worth a note
+
+
+class Plan(NamedTuple):
+    """How the batch of a step is split.
+
+    Args:
+        micro_batch: Images per forward pass and process.
+        num_micro_batches: How many of them make a step.
+        steps: The steps of an epoch.
+        note: What to say of it.
+    """
+
+    micro_batch: int
+    num_micro_batches: int
+    steps: int
+    note: str | None
+
+
+def plan_batches(config: Any, count: int, processes: int) -> Plan:
+    """Returns how batches are split between processes, and into micro-batches.
+
+    Args:
+        config: The configuration of the run.
+        count: How many images there are.
+        processes: How many processes.
+    """
+    per_process, rest = divmod(config.batch_size, processes)
+    micro_batch = min(config.device_batch_size or per_process, per_process)
+    if rest or per_process % micro_batch:
+        raise UserError(
+            f"batch_size = {config.batch_size} cannot be split between {processes} processes in "
+            f"micro-batches of device_batch_size = {micro_batch}: it must be a multiple of "
+            f"{processes * micro_batch}"
+        )
+    config.check_forward(micro_batch)
+    is_repeated = config.aug_repeats > 1  # whose sampler fills the last round up
+    steps = (-(-count // processes) if is_repeated else count // processes) // per_process
+    if not steps:
+        raise UserError(
+            f"batch_size = {config.batch_size} is more than the {count} images: choose a smaller "
+            f"one, such as {suggest_batch_size(count, processes)}"
+        )
+    of_batch = config.batch_size, processes, config.aug_repeats
+    note = note_few_steps(steps, count, *of_batch)
+    return Plan(micro_batch, per_process // micro_batch, steps, note)
 
 
 def suggest_batch_size(count: int, processes: int = 1) -> int:

@@ -10,11 +10,11 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from irpe.errors import MissingFileError, UserError
-from irpe.progress import NO_PROGRESS, Progress, track
+from irpe.progress import Listener, silent, tracked
 from irpe.tasks.segment.labels import ade20k, cityscapes, folders, pascal
 from irpe.tasks.segment.labels.listing import IGNORED, UNKNOWN, LabelListing, Pair
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular, convert_mode
-from irpe.train.image_lists import held_out_indices, read_lines
+from irpe.train.image_lists import read_lines
 
 LabelMap = UInt8[np.ndarray, "rows columns"]
 _SHOWN = 5  # label values in an error
@@ -55,11 +55,6 @@ class LabelledPixels:
         """Returns the first images only, all where there are fewer."""
         return self._subset(range(min(count, len(self))))
 
-    def hold_out(self, fraction: float) -> "tuple[LabelledPixels, LabelledPixels]":
-        """Returns the images to train on and a fraction that is held out, always the same."""
-        train, held_out = held_out_indices(len(self), fraction)
-        return self._subset(train), self._subset(held_out)
-
     def _subset(self, indices: Sequence[int]) -> "LabelledPixels":
         pairs = [self.listing.pairs[index] for index in indices]
         return LabelledPixels(replace(self.listing, pairs=pairs))
@@ -71,7 +66,8 @@ def open_pixels(
     ignore_label: int = IGNORED,
     class_names: str | None = None,
     classes: Sequence[str] = (),
-    progress: Progress = NO_PROGRESS,
+    holdout: float = 0.0,
+    listen: Listener = silent,
 ) -> LabelledPixels:
     """Returns the images of a split with their label maps.
 
@@ -86,23 +82,37 @@ def open_pixels(
         class_names: A text file with the name of a class in each line, in the order of the label
             values.
         classes: The classes that are known already; none: those of the file, or of the data.
-        progress: Is told how the check goes.
+        holdout: The fraction that is held out as "val" in Pascal VOC's layout without lists.
+        listen: Hears how the check goes.
     """
     folder = Path(data)
     if not folder.is_dir():
         raise MissingFileError(f"data {data!r} is not a folder")
     names = list(classes) or (read_class_names(Path(class_names)) if class_names else [])
-    layouts: dict[str, tuple[Any, Callable[[str], LabelListing]]] = {
-        "Cityscapes": (cityscapes, lambda s: cityscapes.list_cityscapes(folder, s, names)),
-        "Pascal VOC": (pascal, lambda s: pascal.list_pascal(folder, s, names)),
-        "ADE20K": (ade20k, lambda s: ade20k.list_ade20k(folder, s, names)),
+    if holdout and not (folder / pascal.LABELS).is_dir():
+        raise UserError(
+            f"--holdout is for Pascal VOC without lists of images: {data} has no {pascal.LABELS}/, "
+            "leave it out"
+        )
+    layouts: dict[str, tuple[list[str], Callable[[str], LabelListing]]] = {
+        "Cityscapes": (
+            cityscapes.find_splits(folder),
+            lambda s: cityscapes.list_cityscapes(folder, s, names),
+        ),
+        "Pascal VOC": (
+            pascal.find_splits(folder, holdout),
+            lambda s: pascal.list_pascal(folder, s, names, holdout),
+        ),
+        "ADE20K": (
+            ade20k.find_splits(folder),
+            lambda s: ade20k.list_ade20k(folder, s, names),
+        ),
         "own": (
-            folders,
-            lambda s: _list_own(folder, s, names, ignore_label, not classes, progress),
+            folders.find_splits(folder),
+            lambda s: _list_own(folder, s, names, ignore_label, not classes, listen),
         ),
     }
-    for name, (layout, list_split) in layouts.items():
-        splits = layout.find_splits(folder)
+    for name, (splits, list_split) in layouts.items():
         if not splits:
             continue
         if name != "own" and ignore_label != IGNORED:
@@ -143,11 +153,11 @@ def _list_own(
     names: Sequence[str],
     ignore_label: int,
     is_first: bool,
-    progress: Progress,
+    listen: Listener,
 ) -> LabelListing:
     """Returns the listing of a split in the library's own layout, whose label maps are checked."""
     pairs = folders.list_pairs(folder, split)
-    found = _scan(pairs, progress)
+    found = _scan(pairs, listen)
     own = [value for value in found if value != ignore_label]
     if is_first and names and ignore_label < len(names):  # the file names every label value
         names = [name for value, name in enumerate(names) if value != ignore_label]
@@ -161,10 +171,10 @@ def _list_own(
     return listing
 
 
-def _scan(pairs: Sequence[Pair], progress: Progress) -> dict[int, Pair]:
+def _scan(pairs: Sequence[Pair], listen: Listener) -> dict[int, Pair]:
     """Returns the label values that occur, each with the first files that have it."""
     found: dict[int, Pair] = {}
-    for pair in track(progress, pairs, len(pairs), "checking label maps"):
+    for pair in tracked(listen, pairs, len(pairs), "checking label maps"):
         values = _read_values(pair.labels, {})
         _check_sizes(pair, _read(pair.image, lambda image: image.size), values)
         for value in np.unique(values).tolist():
