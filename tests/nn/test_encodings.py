@@ -210,8 +210,8 @@ def test_augmented_positions_against_the_coordinates_of_each_token(name, text, p
             position = [2 * (x + 0.5) / n - 1 for x, n in zip(position, (3, 5), strict=True)]
         if "ref4" in name:
             position = modern.scaled(position, (3, 5), (4,))
-        moved = [x + (chosen.shift or 0) * u for x, u in zip(position, others[2:], strict=True)]
-        moved = [x * (chosen.jitter or 1) ** u for x, u in zip(moved, others[:2], strict=True)]
+        moved = [x + (chosen.shift or 0) * u for x, u in zip(position, of_axes[2:], strict=True)]
+        moved = [x * (chosen.jitter or 1) ** u for x, u in zip(moved, of_axes[:2], strict=True)]
         at.append([x * (chosen.rescale or 1) ** of_all for x in moved])
     plain = "rope-mixed" if "mixed" in name else "rope-axial"
     turns = 2 * math.pi if "normalized" in name else 1
