@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from adapters.hosts.timm.families import make_on_tokens
+from adapters.hosts.table import make_on_tokens
 from adapters.small_models import images, make_vit
 
 import irpe
