@@ -159,5 +159,5 @@ def test_the_library_has_all_classes_that_are_named():
     )  # fmt: skip
     blocks = {tower.block for tower in vit._TOWERS.values()} | {*detr._MODELS.values()}
     folder = inspect.getfile(transformers.models).removesuffix("__init__.py")
-    text = "".join(path.read_text() for path in Path(folder).rglob("modeling_*.py"))
+    text = "".join(path.read_text() for path in Path(folder).rglob("*.py"))
     assert not [name for name in blocks.union(*tables) if f"\nclass {name}(" not in text]
