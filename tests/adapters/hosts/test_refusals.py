@@ -71,7 +71,7 @@ CANNOT_HAVE = [
     ("torchvision's SwinTransformer", {"grid": (4, 4)}, "WindowAttention works on windows"),
     ("torchvision's SwinTransformer", SINUSOID, NO_ABSOLUTE),
     ("DINOv3", SINUSOID, "DINOv3ViTModel has no absolute encoding to replace; use 'keep'"),
-    ("DINOv3", {"spec": "rope-axial"}, r"rotates queries and keys, as layer\.0"),
+    ("DINOv3", {"spec": "rope-axial"}, r"rotates queries and keys, as model\.layer\.0"),
     ("BEiT", SINUSOID, "BeitModel has no absolute encoding to replace; use 'keep'"),
     ("BEiT", CONVERT, "is not a vector for each"),
     ("CLIP", CONVERT, "has no relative encoding"),
