@@ -1,5 +1,7 @@
 """Tests on the lowest and on the newest versions that pyproject.toml allows, on every Python.
 
+The session `pure` runs them without compiled kernels.
+
 nox -s lowest -- tests/adapters tests/nn
 nox -s newest                            # each Python that is installed
 nox -s newest-3.12
@@ -12,7 +14,7 @@ import nox
 
 PROJECT = nox.project.load_toml("pyproject.toml")["project"]
 PYTHONS = nox.project.python_versions({"project": PROJECT})  # of its classifiers
-nox.options.sessions = ["lowest", "newest"]
+nox.options.sessions = ["lowest", "newest", "pure"]
 
 
 def lowest_versions() -> list[str]:
@@ -43,6 +45,14 @@ def lowest(session: nox.Session) -> None:
 def newest(session: nox.Session) -> None:
     """The tests on the newest versions."""
     session.install("--upgrade", "--upgrade-strategy", "eager", "-e", ".[all,dev]")
+    run_tests(session)
+
+
+@nox.session(python=PYTHONS[0])
+def pure(session: nox.Session) -> None:
+    """The tests without compiled kernels."""
+    session.install("-e", ".[all,dev]")
+    session.env["IRPE_NATIVE"] = "0"
     run_tests(session)
 
 

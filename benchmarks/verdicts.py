@@ -25,6 +25,31 @@ from irpe.files import write_text
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 STORED = ("embedded", "methods", "modern", "fashion-mnist", "natural", "segmentation")
 SEEDS, ROWS, GAINS = (2, 3, 4, 5), (2, 3, 6, 10), (1.0, 2.0, 4.0)
+BETWEEN = (  # comparisons of other rows: file, shift, rows, twice the error that was printed
+    ("embedded", 0, "product bias", "none", 1.3),
+    ("embedded", 0, "K", "none", 1.3),
+    ("methods", 0, "cross", "euclidean", 1.1),
+    ("methods", 0, "cross", "quantization", 1.1),
+    ("modern", 0, "QKV", "rope-axial", 1.0),
+    ("modern", 0, "K", "rope-axial", 1.0),
+    ("modern", 0, "QKV", "K", 1.0),
+    ("modern", 0, "rope-axial + K", "K", 1.0),
+    ("modern", 0, "rope-axial + K", "rope-axial", 0.8),
+    ("modern", 0, "decomposed", "K", 1.0),
+    ("modern", 0, "log-cpb", "K", 1.0),
+    ("modern", 0, "rope-axial", "rope-mixed", 1.0),
+    ("modern", 1, "K", "rope-axial", 1.7),
+    ("modern", 1, "K", "rope-mixed", 1.6),
+    ("modern", 1, "rope-axial + K", "K", 1.6),
+    ("modern", 1, "QKV", "rope-axial", 1.6),
+    ("modern", 2, "K", "rope-axial", 1.6),
+    ("modern", 2, "K", "rope-mixed", 1.6),
+    ("modern", 2, "QKV", "rope-axial", 1.6),
+    ("fashion-mnist", 0, "rope-axial", "QKV", 0.5),
+    ("fashion-mnist", 0, "rope-axial + K", "rope-axial", 0.4),
+    ("natural", 0, "rope-axial", "QKV", 1.2),
+    ("natural", 0, "rope-axial + K", "rope-axial", 1.0),
+)
 Scores = Sequence[float]
 Rule = Callable[[Scores, Scores, float], Verdict]
 
@@ -88,6 +113,18 @@ def stored_pairs(name: str) -> Iterator[Pair]:
                     where = f"{name}, moved by {shift}" if shift else name
                     image_error = max(float(error[1]), 0.05) / 2
                     yield Pair(where, row, reference[1], own, other, image_error, count)
+
+
+def other_pairs(name: str) -> Iterator[Pair]:
+    """Yields the comparisons of `BETWEEN` in a file of results."""
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    count = int(content["sentences"][0].split()[0].replace(",", ""))
+    for file, shift, *rows, twice in BETWEEN:
+        if file == name:
+            found = {row["row"]: row["seeds"] for row in content["rows"]}
+            own, other = ([seed["top1"][shift] for seed in found[row]] for row in rows)
+            where = f"{name}, moved by {shift}" if shift else name
+            yield Pair(where, rows[0], rows[1], own, other, twice / 2, count)
 
 
 def noise_of(name: str) -> list[Noise]:
@@ -180,7 +217,7 @@ def summarize(found: Sequence[dict[str, Any]]) -> Iterator[str]:
 def judge_stored() -> Iterator[str]:
     """Yields each stored comparison, judged by both rules."""
     for name in STORED:
-        for pair in stored_pairs(name):
+        for pair in (*stored_pairs(name), *other_pairs(name)):
             new = judge(pair.own, pair.other, pair.image_error, pair.images)
             old = old_rule(pair.own, pair.other, pair.image_error)
             changed = "" if new.verdict == old else f"   (was {old})"

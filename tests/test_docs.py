@@ -128,7 +128,7 @@ def test_the_example_with_points_runs():
     sizes = {"data": example["EMBEDDED"], "images": 64, "test_images": 12, "epochs": 1}
     names = ("linear absolute", "euclidean")
     results = [example["run"](name, 0, argparse.Namespace(**sizes)) for name in names]
-    as_they_are, rotated, shifted = results[1].correct
+    as_they_are, rotated, shifted = (score.values for score in results[1].scores)
     assert as_they_are == rotated == shifted  # distances stay as they are
     assert results[1].effect > 0
     assert "euclidean against linear absolute" in example["report"](results)
@@ -153,3 +153,12 @@ def test_the_page_of_supported_models_names_what_can_be_equipped_and_is_tested()
         assert family in page, family
         assert family in hosts.SUPPORTED["transformers"], family
         assert family in tests, family
+
+
+def test_sentences_of_troubleshooting_are_those_of_the_errors():
+    text = (ROOT / "docs/how-to/troubleshooting.md").read_text()
+    sources = "".join(file.read_text() for file in (ROOT / "src").rglob("*.py"))
+    sources = re.sub(r"\"\s*f?\"", "", sources)  # sentences over several lines
+    quoted = re.findall(r'^\*\*"([^"]+)"\*\*', text, re.MULTILINE)
+    assert len(quoted) > 10
+    assert [part for part in quoted if part not in sources] == []

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from irpe.core.encodings import parse_encoding
     from irpe.core.encodings.spec import RPESpec
     from irpe.core.index import Clip, Piecewise
-    from irpe.core.positions import Grid, Points, PooledGrid, Positions, Subset
+    from irpe.core.positions import AugmentedGrid, Grid, Points, PooledGrid, Positions, Subset
     from irpe.errors import UserError
     from irpe.models.published import load_published
     from irpe.nn.cross_attention import RPECrossAttention
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AugmentedGrid",
     "BucketMap",
     "Clip",
     "Grid",
@@ -83,7 +84,7 @@ _SOURCES = {
     "irpe.core.encodings": ("parse_encoding",),
     "irpe.core.encodings.spec": ("RPESpec",),
     "irpe.core.index": ("Clip", "Piecewise"),
-    "irpe.core.positions": ("Grid", "Points", "PooledGrid", "Positions", "Subset"),
+    "irpe.core.positions": ("AugmentedGrid", "Grid", "Points", "PooledGrid", "Positions", "Subset"),
     "irpe.errors": ("UserError",),
     "irpe.models.published": ("load_published",),
     "irpe.nn.self_attention": ("RPEAttention",),

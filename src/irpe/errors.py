@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from decimal import Decimal
 
 
 class UserError(ValueError):
@@ -76,3 +77,21 @@ def did_you_mean(value: object, choices: Iterable[object], cutoff: float = 0.6) 
     """
     near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], 1, cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
+
+
+_MOST_ELEMENTS = 2**35  # of one tensor: 128 GiB in float32
+
+
+def check_is_holdable(what: str, elements: int, remedy: str) -> None:
+    """Raises an error for a tensor that no machine holds.
+
+    Args:
+        what: What would have these elements, in the plural.
+        elements: How many they are.
+        remedy: What to do instead.
+    """
+    if elements > _MOST_ELEMENTS:
+        raise UserError(
+            f"{what} would have {Decimal(elements):.3g} elements, more than any machine holds: "
+            f"{remedy}"
+        )

@@ -126,6 +126,12 @@ class SlurmCluster:
             (self.folder / f"spool-{node}").mkdir()
             self.start(node, "slurmd", "-D", "-N", node)
         _wait(lambda: ask("sinfo", "-h", "-o", "%D %t") == "2 idle", "the nodes are not idle")
+        self.stack.callback(self._end_jobs)
+
+    def _end_jobs(self) -> None:
+        """Cancels what still runs, so that no step outlives the cluster."""
+        ask("scancel", "--me")
+        _wait(lambda: not ask("squeue", "-h"), "jobs do not end")
 
     def start(self, name: str, *command: str) -> None:
         """Starts a process of the cluster."""

@@ -40,6 +40,9 @@ def test_a_cell_finds_what_an_evaluation_of_its_run_finds(tmp_path):
     assert found == shifted
     assert result.score().details["top5"] == score.top5
     assert result.score().value == pytest.approx(score.top1)
+    labels = [task.val.read(index)[1] for index in range(len(task.val))]
+    most = 100 * max(map(labels.count, labels)) / len(labels)
+    assert {each.chance for each in result.scores} == {most}
     assert 0 < result.effect < 1
     assert result.seconds > 0
     (cell.directory / "result.json").unlink()

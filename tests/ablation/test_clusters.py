@@ -6,6 +6,7 @@ missing.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from pathlib import Path
 import pytest
 from ablation.slurm_cluster import NODES, SlurmCluster, ask, missing_parts
 from ablation.small import small_cells, write_images
+from cli.terminal import irpe
+from train.processes import position
 
 from irpe.ablation.cells import read_result
-from irpe.ablation.executors import Dask, LocalProcesses, Slurm
+from irpe.ablation.clusters import Dask, Slurm
+from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.running import Failure, run_cells
 from irpe.train.signals import StoppedError
 
@@ -123,6 +127,37 @@ def test_slurm(tmp_path, data, local, has_accounting):
         outcome = run_cells(cells, new_slurm(is_resubmitting=True))
         assert not outcome.failures
         assert outcome.results == local
+
+
+def test_the_command_shows_slurm_jobs_and_those_that_timed_out(tmp_path, data):
+    """`irpe ablate --cluster slurm`, ended and started again; a job that may run for a minute."""
+    pytest.importorskip("submitit")
+    if reason := missing_parts(has_accounting=False):
+        pytest.skip(reason)
+    model = '{"patch_size": 7, "embed_dim": 16, "depth": 2, "num_heads": 2}'
+    options = ["ablate", "--recipe", "laptop", "--data", data, "--model-args", model, "-o", "out",
+               "--warmup-epochs", "0", "--batch-size", "8", "--seeds", "1", "--row", "K=K",
+               "--row", "absolute=none,keep", "--epochs", "20000", "--set", "eval_every=20000",
+               "--cluster", "slurm", "--slurm"]  # fmt: skip
+    short = [*options, "timeout_min=1,signal_delay_s=5,partition=all"]
+    with SlurmCluster(tmp_path / "slurm", has_accounting=False):
+        command = [sys.executable, "-m", "irpe", *short]
+        with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as begun:
+            while len(list(tmp_path.glob("out/cells/*/checkpoint.pt"))) < 2:
+                assert begun.poll() is None, begun.stderr.read()
+                time.sleep(0.2)
+            begun.send_signal(signal.SIGINT)
+            said = begun.stderr.read()
+        assert begun.returncode == 128 + signal.SIGINT
+        assert "stopped after 0 of 2 cells, its SLURM jobs go on" in said
+        again = irpe(*short, cwd=tmp_path)
+        assert again.returncode == 1
+        for number in (1, 2):
+            assert f"[{number}/2] " in again.stderr
+        assert again.stderr.count("--resubmit submits it again") == 2
+        assert len(re.findall("TIMEOUT|timed-out", again.stderr)) == 2, again.stderr
+        seen = [position(path) for path in tmp_path.glob("out/cells/*/checkpoint.pt")]
+        assert all(step > (0, 0) for step in seen)
 
 
 def test_slurm_jobs_that_the_controller_forgot_are_judged_by_their_folders(tmp_path, data):

@@ -4,6 +4,7 @@ import pytest
 
 from irpe.ablation import machine
 from irpe.ablation.machine import choose_jobs, describe_machine
+from irpe.recipes import RECIPES
 
 GIGABYTE = 10**9
 
@@ -45,3 +46,19 @@ def test_a_machine_is_named():
     found = describe_machine(torch.device("cpu"))
     assert found["torch"] == torch.__version__
     assert found["processor"]
+    assert found["implementation"] in {"native", "fast"}
+
+
+def test_the_augmentation_is_named():
+    pytest.importorskip("accelerate", reason="needs the extra 'train'")
+    from irpe.train.overview import describe_augmentation
+
+    own = RECIPES["laptop_64"]()
+    expected = "mirrored with probability 0.5, crops of 50% to 100%"
+    assert describe_augmentation(own) == expected
+    plain = own.replace(flip=0.0, min_scale=1.0)
+    assert describe_augmentation(plain) == "none"
+    assert describe_augmentation(plain.replace(flip=1.0, mixup=1.0)) == (
+        "mirrored with probability 1, mixup 1"
+    )
+    assert "resized by" in describe_augmentation(RECIPES["seg_small"]())

@@ -136,8 +136,8 @@ def test_the_remaining_time_is_that_of_like_cells(tmp_path):
     cells = small_cells(tmp_path, "embedded")  # absolute, K, absolute, K
     assert remaining(cells, {}) is None
     states = {
-        "absolute, seed 0": CellState(done=30, total=100, first=20, seconds=10.0),  # 1 s a step
-        "K, seed 0": CellState(done=10, total=100, first=0, seconds=30.0),
+        "absolute, seed 0": CellState(done=30, total=100, pace=1.0),
+        "K, seed 0": CellState(done=10, total=100, pace=3.0),
     }
     assert remaining(cells, states) == pytest.approx((70 * 1 + 90 * 3 + 100 * 1 + 100 * 3) / 2)
     assert remaining(cells[3:], states) == pytest.approx(300)  # one cell has one job
@@ -149,9 +149,8 @@ from pathlib import Path
 from ablation.small import small_cells
 from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.running import run_cells
-if __name__ == "__main__":
-    with LocalProcesses(2) as processes:
-        run_cells(small_cells(Path(sys.argv[1]), sys.argv[2], 1, epochs=5000), processes)
+with LocalProcesses(2) as processes:
+    run_cells(small_cells(Path(sys.argv[1]), sys.argv[2], 1, epochs=5000), processes)
 """
 
 

@@ -113,6 +113,26 @@ def test_the_golden_answer():
     ]
 
 
+def test_many_comparisons_are_also_judged_together():
+    base, images = row("absolute", *[3000, 3050, 3025], images=5000), {"images": 5000}
+    sure = row("K", 4000, 4050, 4025, **images)
+    barely = row("V", 3080, 3160, 3130, **images)
+    equal = row("Q", 3000, 3050, 3026, **images)
+    assert compare(barely, base).verdict == "better"
+    (reason,) = (r for r in judged(base, sure, barely, equal).reasons if "rows are" in r)
+    assert reason.endswith("together (Holm) not certain: V.")
+    (reason,) = (
+        r
+        for r in judged(base, sure, row("V", 4000, 4050, 4025, **images)).reasons
+        if "rows are" in r
+    )
+    assert reason.endswith("all 2 differences hold for all comparisons together (Holm).")
+    two = [row(name, count, count + 9) for name, count in (("absolute", 10), ("K", 80), ("V", 80))]
+    (reason,) = (r for r in judged(*two).reasons if "rows are" in r)
+    assert "Holm" not in reason
+    assert "--seeds 3" in reason
+
+
 def test_one_seed_recommends_nothing():
     found = judged(row("absolute", 60), row("K", 90))
     assert found.choice is None

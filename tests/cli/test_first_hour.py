@@ -114,7 +114,9 @@ WITHOUT_TORCH = [
     "train laptop_64 --data nowhere --holdout 0.2", "train detr_small --data nowhere",
     "train detr_small --data .", "train detr_small", "train seg_small",
     "train seg_small --data nowhere", "train --resume nowhere", "train laptop -o taken",
-    "ablate --data nowhere", "ablate --grid 5", "eval nowhere", "eval ablation",
+    "ablate --data nowhere", "ablate --grid 5",
+    "ablate --seeds 0", "ablate nowhere",
+    "ablate --slurm partition=gpu", "eval nowhere", "eval ablation",
     "eval taken --data nowhere", "show weights nowhere", "show tables ablation",
     "explore nowhere", "show training nowhere", "show robustness ablation", "show no",
     "--version", "train --help", "train laptop --show",
@@ -146,6 +148,10 @@ def test_what_is_wrong_at_sight_is_told_before_anything_slow_is_imported(tmp_pat
     asked = start("-c", ASK, json.dumps(WITHOUT_TORCH), cwd=tmp_path, text=True, stdout=PIPE)
     told = json.loads(asked.communicate()[0])
     assert asked.returncode == 0
+    assert "comparing none, absolute, " in told["ablate --data nowhere"]  # the header comes first
+    assert "seeds = 0" in told["ablate --seeds 0"]
+    assert "needs --cluster slurm" in told["ablate --slurm partition=gpu"]
+    assert "ablation.json" in told["ablate nowhere"]
     assert "has no train images" in told["train laptop_64 --data ."]
     assert "'nowhere' does not exist" in told["train laptop_64 --data nowhere --holdout 0.2"]
     assert "has neither annotations" in told["train detr_small --data ."]

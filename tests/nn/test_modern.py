@@ -15,13 +15,15 @@ from oracles_others import positions_of
 from pairs import all_pairs, text
 from torch import nn
 
-from irpe import RelativePositionEncoding, bucket_maps, rpe_attention
+from irpe import AugmentedGrid, RelativePositionEncoding, bucket_maps, rpe_attention
 
 ORACLES = {
     "rope-axial": modern.rope_axial,
     "rope-axial@7.5": lambda *on: modern.rope_axial(*on, base=7.5),
     "rope-axial+normalized": modern.rope_axial_normalized,
+    "rope-axial+ref4": lambda *on: modern.rope_axial(*on, reference=(4,)),
     "rope-mixed": modern.rope_mixed,
+    "rope-mixed+ref4x10": lambda *on: modern.rope_mixed(*on, reference=(4, 10)),
     "decomposed@5": lambda *on: modern.decomposed(*on, size=5),
     "log-cpb": modern.log_cpb,
     "log-cpb@4": lambda *on: modern.log_cpb(*on, size=4),
@@ -60,7 +62,7 @@ def loops(name, encoding, q, k, grid, prefix):
 )
 def test_the_loops_over_the_equation_agree(factors):
     name, grid, prefix = factors["name"], factors["grid"], factors["prefix"]
-    if name == "rope-mixed" and len(grid) != 2:
+    if "rope-mixed" in name and len(grid) != 2:
         with pytest.raises(ValueError, match=f"grid of {len(grid)} axes.*'rope-axial' takes any"):
             make(name, grid, prefix)
         return
@@ -108,6 +110,60 @@ def test_moving_all_positions_changes_no_score_of_patches(name):
         torch.testing.assert_close(scores[:, :, here][..., here], scores[:, :, there][..., there])
         if prefix:  # the class token is not turned: it sees a move
             assert not torch.allclose(scores[:, :, 0, here], scores[:, :, 0, there])
+
+
+@pytest.mark.parametrize("name", ["rope-axial@7.5", "rope-mixed"])
+def test_a_reference_grid_scales_every_other_grid(name):
+    """On a grid of twice the size, every second token is a token of the reference grid."""
+    plain, (q, k, _) = make(name, (3, 5), 1)
+    encoding, (large_q, large_k, _) = make(f"{name}+ref3x5", (6, 10), 1)
+    expected = plain.scores(q, k, grid=(3, 5))
+    assert torch.equal(encoding.scores(q, k, grid=(3, 5)), expected)
+    tokens = torch.arange(60).view(6, 10)[::2, ::2].flatten() + 1
+    chosen = torch.cat([torch.zeros(1, dtype=torch.long), tokens])
+    with torch.no_grad():
+        large_q[:, :, chosen], large_k[:, :, chosen] = q, k
+    scores = encoding.scores(large_q, large_k, grid=(6, 10))
+    torch.testing.assert_close(scores[:, :, chosen][..., chosen], expected)
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize("text", ["+shift1.5", "+jitter1.3", "+rescale2", "+shift.5+rescale3"])
+@pytest.mark.parametrize("name", ["rope-axial", "rope-axial+normalized", "rope-mixed+ref4"])
+def test_augmented_positions_against_the_coordinates_of_each_token(name, text, prefix):
+    """Tokens at coordinates: shifted, scaled for each axis, then scaled for all."""
+    encoding, (q, k, _) = make(name + text, (3, 5), prefix)
+    grid = AugmentedGrid.of((3, 5), generator=torch.Generator().manual_seed(2))
+    of_all, *others = grid.sample.double().tolist()
+    chosen = encoding.spec.augmentation
+    at = []
+    for position in positions_of((3, 5), 0):
+        if "normalized" in name:
+            position = [2 * (x + 0.5) / n - 1 for x, n in zip(position, (3, 5), strict=True)]
+        if "ref4" in name:
+            position = modern.scaled(position, (3, 5), (4,))
+        moved = [x + (chosen.shift or 0) * u for x, u in zip(position, others[2:], strict=True)]
+        moved = [x * (chosen.jitter or 1) ** u for x, u in zip(moved, others[:2], strict=True)]
+        at.append([x * (chosen.rescale or 1) ** of_all for x in moved])
+    plain = "rope-mixed" if "mixed" in name else "rope-axial"
+    turns = 2 * math.pi if "normalized" in name else 1
+    at = [None] * prefix + [[turns * x for x in position] for position in at]
+    scores = torch.zeros(*q.shape[:3], k.shape[2], dtype=torch.float64)
+    for head in range(HEADS):
+        score = ORACLES[plain](nested(encoding), head, (3, 5))
+        for image in range(len(q)):
+            rows, columns = (x[image, head].tolist() for x in (q, k))
+            scores[image, head] = torch.tensor(
+                [
+                    [score(a, b, x, y) for b, y in zip(columns, at, strict=True)]
+                    for a, x in zip(rows, at, strict=True)
+                ]
+            )
+    torch.testing.assert_close(encoding.scores(q, k, grid=grid), scores, rtol=1e-6, atol=1e-6)
+    plain_scores = encoding.eval().scores(q, k, grid=(3, 5))
+    assert torch.equal(encoding.scores(q, k, grid=grid), plain_scores)
+    is_relative = text.startswith("+shift1") and not prefix  # patches among themselves
+    assert torch.allclose(plain_scores, scores, atol=1e-3) == is_relative
 
 
 def test_a_turned_query_in_the_tables_would_see_where_it_is():
@@ -211,6 +267,8 @@ def test_inference_first_then_training():
 def test_heads_that_cannot_be_paired():
     with pytest.raises(ValueError, match=r"rope-axial@100: heads of dimension 10.*multiple of 4"):
         RelativePositionEncoding("rope-axial", 2, 10)
+    with pytest.raises(ValueError, match="reference grid has 2 axes, and the grid has 3"):
+        RelativePositionEncoding("rope-axial+ref14x20", 2, 12, ndim=3)
     with pytest.raises(ValueError, match="multiple of 6"):
         RelativePositionEncoding("rope-axial+product-contextual-k", 2, 16, ndim=3)
     with pytest.raises(ValueError, match="multiple of 4"):

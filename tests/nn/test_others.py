@@ -12,7 +12,7 @@ from pairs import all_pairs, text
 from torch import nn
 
 from irpe import RelativePositionEncoding, RPEAttention
-from irpe.core.sinusoid import _cached_sinusoids
+from irpe.core.sinusoid import offset_sinusoids
 
 ORACLES = {
     "shaw": others.shaw,
@@ -139,7 +139,7 @@ def test_other_dtypes(name, dtype):
 
 
 def test_inference_first_then_training():
-    _cached_sinusoids.cache_clear()
+    offset_sinusoids.cache_clear()
     encoding, qkv = make("transformer-xl", (3, 5), 1)
     with torch.inference_mode():
         encoding(*qkv, grid=(3, 5))

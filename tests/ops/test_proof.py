@@ -214,8 +214,11 @@ def test_timings_do_not_decide_where_bits_must_be_the_same(cache, monkeypatch):
         assert prover_of("Slow", "Right").choose(call) == "Slow"  # the first that passed
         assert prover_of("Nondeterministic", "Right").choose(call) == "Right"
     prover = prover_of("Slow", "Right")
-    prover.recorded = {f"{signature_of(call)}; {size_class_of(call)}": "fast"}
+    assert prover.choose(call) == "Right"
+    recorded = dict.fromkeys(prover.choices, "fast")
+    prover.recall(recorded)  # as a run that goes on does
     assert prover.choose(call) == "fast"
+    assert prover.choices == recorded
 
 
 def test_what_ran_out_of_memory_has_lost(cache, monkeypatch):
@@ -350,6 +353,7 @@ def test_a_compiler_sees_what_is_known(is_dynamic, cache, monkeypatch):
         torch._dynamo.reset()
         compiled = torch.compile(compute, backend="aot_eager", fullgraph=True, dynamic=is_dynamic)
         assert torch.equal(compiled(call), call.q * factor)
+        assert list(prover.choices.values()) == ["Right" if factor == 2 else "fast"]
         knows(cache, "Right")
 
 

@@ -130,6 +130,16 @@ def test_states_of_wrong_types_are_refused(tmp_path, field, value):
         load_checkpoint(path)
 
 
+def test_implementations_are_names_or_missing(tmp_path):
+    """They were not stored at first."""
+    path = tmp_path / "c.pt"
+    save_checkpoint(path, {**STATE, "implementations": {"a call": 1}})
+    with pytest.raises(ValueError, match="its 'implementations' is"):
+        load_checkpoint(path)
+    save_checkpoint(path, STATE)
+    assert load_checkpoint(path)["implementations"] == {}
+
+
 @pytest.mark.parametrize("content", ["text", 3, ["a"], None])
 def test_a_checkpoint_that_holds_something_else(tmp_path, content):
     torch.save(content, tmp_path / "c.pt")

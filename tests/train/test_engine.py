@@ -8,11 +8,13 @@ import subprocess
 
 import pytest
 import torch
+from signatures import prover_of
 from train.little import AUGMENTED, CONFIG, Damaged, StopAt, little, task, train, trainer
 from train.processes import kill_again_and_again, position, start, wait_for
 
 from irpe.progress import NoProgress
 from irpe.tasks.classify.task import ClassificationTask
+from irpe.train import engine
 from irpe.train.checkpoint import load_checkpoint, save_checkpoint
 from irpe.train.engine import fit
 from irpe.train.processes import make_accelerator
@@ -60,6 +62,21 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path, whole, stop):
     for index, values in moments[0].items():
         for name, value in values.items():
             assert torch.equal(value, moments[1][index][name])
+
+
+def test_a_run_takes_the_implementations_that_it_took_before(tmp_path, monkeypatch):
+    """On a GPU they are found by timing, which must not change the bits of a run that goes on."""
+    first, second = prover_of(), prover_of()
+    first.choices["a call"] = "triton"
+    monkeypatch.setattr(engine, "PROVER", first)
+    with pytest.raises(StoppedError):
+        train(tmp_path / "run", PLAIN, StopAt(1))
+    monkeypatch.setattr(engine, "PROVER", second)
+    with pytest.raises(StoppedError):
+        train(tmp_path / "run", PLAIN, StopAt(2))
+    assert second.recorded == {"a call": "triton"}
+    state = load_checkpoint(tmp_path / "run" / "checkpoint.pt")
+    assert state["implementations"] == {"a call": "triton"}
 
 
 def test_an_interrupt_stops_a_run_too_and_the_handlers_are_put_back(tmp_path):
@@ -323,6 +340,7 @@ def test_a_run_of_another_configuration_is_not_gone_on_with(whole):
 
 WITH_WORKERS = """
 import sys
+from signatures import prover_of
 from train.little import AUGMENTED, train
 train(sys.argv[1], AUGMENTED.replace(epochs=50, workers=1))
 """
@@ -350,6 +368,7 @@ def test_a_signal_to_all_processes_of_a_run_with_workers_saves_it(tmp_path):
 
 LONG = """
 import sys
+from signatures import prover_of
 from train.little import AUGMENTED, train
 train(sys.argv[1], AUGMENTED.replace(epochs=24, save_every=1))
 """

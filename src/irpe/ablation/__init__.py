@@ -6,8 +6,8 @@ from irpe.lazy import lazy_names
 
 if TYPE_CHECKING:
     from irpe.ablation.answer import Answer
+    from irpe.ablation.clusters import parse_cluster
     from irpe.ablation.comparison import Ablation, ablate, read_report
-    from irpe.ablation.executors import parse_cluster
     from irpe.ablation.report import AblationReport
     from irpe.ablation.rows import AblationRow, default_rows, modern_rows
     from irpe.ablation.verdicts import Difference
@@ -20,7 +20,7 @@ __all__ = [
 _SOURCES = {
     "irpe.ablation.answer": ("Answer",),
     "irpe.ablation.comparison": ("Ablation", "ablate", "read_report"),
-    "irpe.ablation.executors": ("parse_cluster",),
+    "irpe.ablation.clusters": ("parse_cluster",),
     "irpe.ablation.report": ("AblationReport",),
     "irpe.ablation.rows": ("AblationRow", "default_rows", "modern_rows"),
     "irpe.ablation.verdicts": ("Difference",),

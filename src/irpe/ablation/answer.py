@@ -18,7 +18,7 @@ from irpe.ablation.statistics import (
     unmoved,
 )
 from irpe.ablation.tuning import FACTORS_TEXT
-from irpe.ablation.verdicts import CONFIDENCE, MOST_SEEDS, adjust
+from irpe.ablation.verdicts import CONFIDENCE, MOST_SEEDS, SEEDS_FOR_HOLM, adjust
 from irpe.core.encodings import Joined, parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.profile.catalogue import LINES
@@ -305,25 +305,27 @@ def _chances(reference: RowResult, others: Sequence[RowResult]) -> Iterator[str]
     """Yields what many comparisons do to chance."""
     if len(others) < 2:
         return
-    found = [compare(row, reference) for row in others]
-    together = adjust([each.p_value for each in found])
-    claimed = [row for row, each in zip(others, found, strict=True) if each.verdict != "tie"]
-    held = [
-        row
-        for row, p_value in zip(others, together, strict=True)
-        if row in claimed and p_value < 1 - CONFIDENCE
-    ]
+    found = {row.name: compare(row, reference) for row in others}
+    claimed = [name for name, each in found.items() if each.verdict != "tie"]
     text = (
         f"{len(others)} rows are compared with {reference.name}, each with a chance of at most 5 % "
         "to be called better by mistake"
     )
     if not claimed:
         yield f"{text}."
-    elif len(held) == len(claimed):
-        yield f"{text}; all {len(claimed)} differences hold for all comparisons together (Holm)."
+        return
+    if min(len(row.results) for row in (reference, *others)) < SEEDS_FOR_HOLM:
+        yield (
+            f"{text}: with two seeds nothing more can be said of all of them together; "
+            f"--seeds {SEEDS_FOR_HOLM} can."
+        )
+        return
+    together = zip(found, adjust([each.p_value for each in found.values()]), strict=True)
+    lost = [name for name, p_value in together if name in claimed and p_value > 1 - CONFIDENCE]
+    if lost:
+        yield f"{text}; for all comparisons together (Holm) not certain: {_listed(lost)}."
     else:
-        names = _listed([row.name for row in claimed if row not in held])
-        yield f"{text}; for all comparisons together (Holm) not certain: {names}."
+        yield f"{text}; all {len(claimed)} differences hold for all comparisons together (Holm)."
 
 
 def _most_probable(rows: Sequence[RowResult]) -> Iterator[str]:

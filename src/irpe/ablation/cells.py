@@ -156,14 +156,17 @@ def _scores(task: Any, score: Any, model: Any, accelerator: Any) -> tuple[Any, A
         values = miou(counts.sum(0)) + (len(counts) - 1) * (without.mean() - without)
         measures = (Measure("mIoU", "mIoU", "%"), Measure("pixel_accuracy", "pixel accuracy", "%"))
         details = {"mIoU": float(miou(counts.sum(0))), "pixel_accuracy": score.pixel_accuracy}
-        return (Score(measures, details, tuple(values.tolist()), num_images=len(counts)),), (0,)
+        true = counts.sum(0)[1]
+        chance = float(100 * true.max() / true.sum() / (true > 0).sum())  # one class everywhere
+        values = tuple(values.tolist())
+        return (Score(measures, details, values, chance=chance, num_images=len(counts)),), (0,)
     measures = (Measure("top1", "top-1", "%"), Measure("top5", "top-5", "%"))
     moved = classify_shifted(model, task.val_images, (1, 2), accelerator, task.config.workers)
     found = []
     for correct in (score.correct, *moved):
         values = tuple(100.0 * each for each in correct)
         details = {"top1": sum(values) / len(values), "top5": score.top5}
-        found.append(Score(measures, details, values, num_images=len(values)))
+        found.append(Score(measures, details, values, chance=score.chance, num_images=len(values)))
     return tuple(found), (0, 1, 2)
 
 

@@ -87,8 +87,7 @@ def ablate(
 ) -> AblationReport:
     """Trains and evaluates each row with each seed, writes a report, and returns it.
 
-    The same ablation goes on where it stopped. In a script, call it below `if __name__ ==
-    "__main__":`, for its cells are processes of their own.
+    The same ablation goes on where it stopped.
 
     Args:
         ablation: What is compared.
@@ -119,7 +118,8 @@ def ablate(
             one = "GPU" if devices else "CPU"
             where = f"{one}, {chosen} cell{'s' * (chosen > 1)} at a time, one thread each"
         else:
-            where = str(executor)
+            is_ours = type(executor).__str__ is not object.__str__
+            where = str(executor) if is_ours else type(executor).__name__
         claim_folder(folder, ablation.rows, base, (task.train, task.val), ablation.is_tuned)
         facts |= {"device": where, "output": str(ablation.folder)}
         listen(Event("facts", result=facts))

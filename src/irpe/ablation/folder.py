@@ -90,12 +90,17 @@ class Claim(NamedTuple):
     settings: dict[str, Any]
 
 
-def read_claim(directory: Path) -> Claim:
-    """Returns what a folder is for, or raises an error if it is not one of an ablation."""
+def find_claim(directory: Path) -> Path:
+    """Returns the file that says what a folder is for, or raises an error if there is none."""
     path = directory / FILE
     if not path.is_file():
         raise UserError(f"{directory} is not the folder of an ablation: it has no {FILE}")
-    content = _read(path)
+    return path
+
+
+def read_claim(directory: Path) -> Claim:
+    """Returns what a folder is for, or raises an error if it is not one of an ablation."""
+    content = _read(find_claim(directory))
     rows = [AblationRow(*row) for row in content.pop("rows")]
     settings = {name: value for name, value in content.items() if name not in _BESIDE}
     from irpe.train.configs import CONFIGS  # here, because it brings torch

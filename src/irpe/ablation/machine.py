@@ -2,6 +2,7 @@
 
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 import timm
@@ -15,25 +16,19 @@ _USUAL = 10**9  # bytes of a cell's process
 
 def available_cores() -> int:
     """Returns how many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
 def available_memory() -> int | None:
     """Returns the bytes of memory that are free, within the limit of a container; if known."""
     found: list[int] = []
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        found.append(1024 * int(lines["MemAvailable"].split()[0]))
-    except (OSError, KeyError, ValueError):
-        pass
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = int((group / "memory.max").read_text())  # "max" where there is none
-        found.append(limit - int((group / "memory.current").read_text()))
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError, IndexError):
+        free = Path("/proc/meminfo").read_text().split("MemAvailable:")[1]
+        found.append(1024 * int(free.split()[0]))
+    with suppress(OSError, ValueError):  # "max" where there is no limit
+        limit, used = (Path(f"/sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
+        found.append(int(limit.read_text()) - int(used.read_text()))
     return min(found, default=None)
 
 
@@ -75,8 +70,18 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         "torch": torch.__version__,
         "timm": timm.__version__,
         "python": platform.python_version(),
+        "implementation": _implementation(device),
         "processor": torch.cuda.get_device_name(device) if is_gpu else processor(),
     }
+
+
+def _implementation(device: torch.device) -> str:
+    """Returns the name of the implementation that a call of attention takes on a device."""
+    q, maps = (
+        torch.zeros(1, 1, 4, 8, device=device),
+        irpe.bucket_maps("product-contextual-k", (2, 2)),
+    )
+    return irpe.explain(q, q, q, maps, key_tables=[torch.zeros(1, 49, 8, device=device)]).name
 
 
 def processor() -> str:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from accelerate import Accelerator
 
-from irpe.ablation.cells import AblationConfig, AblationTask, Cell, hold_out_of
+from irpe.ablation.cells import AblationTask, Cell, hold_out_of
 from irpe.ablation.costs import tasks_of_rows
 from irpe.ablation.tuning import FACTORS_TEXT, HELD_OUT
 from irpe.errors import UserError
 from irpe.progress import NO_PROGRESS
 from irpe.train.engine import Trainer
 from irpe.train.optim import learns_tables
-from irpe.train.overview import describe_budget, describe_data
+from irpe.train.overview import describe_augmentation, describe_budget, describe_data
 from irpe.train.processes import make_accelerator
 
 
@@ -50,26 +50,6 @@ def check_cells(
     if trials:
         facts["search"] = _plan_search(trials, task, accelerator)
     return facts
-
-
-def describe_augmentation(config: AblationConfig) -> str:
-    """Returns what is done at random to training images, in words."""
-    known: dict[str, str] = {
-        "flip": f"mirrored with probability {getattr(config, 'flip', 0):g}",
-        "min_scale": f"crops of {100 * getattr(config, 'min_scale', 1):g} to 100 %",
-        "auto_augment": f"{getattr(config, 'auto_augment', '')}",
-        "color_jitter": f"colour jitter {getattr(config, 'color_jitter', 0):g}",
-        "erasing": f"erasing {getattr(config, 'erasing', 0):g}",
-        "mixup": f"mixup {getattr(config, 'mixup', 0):g}",
-        "cutmix": f"cutmix {getattr(config, 'cutmix', 0):g}",
-    }
-    nothing = {"min_scale": 1.0}
-    used = [
-        words
-        for name, words in known.items()
-        if getattr(config, name, nothing.get(name, 0)) not in (nothing.get(name, 0), "")
-    ]
-    return ", ".join(used) or "none"
 
 
 def _plan_search(trials: Sequence[Cell], task: AblationTask, accelerator: Accelerator) -> str:

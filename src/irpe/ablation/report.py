@@ -29,7 +29,10 @@ _SEEDS = (
     "Mean over the seeds ± half the distance between the best and the worst seed, in brackets the "
     "standard error over the test images"
 )
-_MOVED = "Moved: each image shifted right, down, left or up by whole patches."
+_MOVED = (
+    "Moved: each image shifted right, down, left or up by whole patches; grey images leave black, "
+    "those with colours their reflection."
+)
 _COLUMNS = (
     "Effect: how much the attention's output changes without the encoding. Step: CPU time of a "
     "training step, one thread, in turns before the cells ran, relative to the fastest row."

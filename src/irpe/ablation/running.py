@@ -1,17 +1,14 @@
 """Cells sent to an executor, watched in their folders, stopped together, failures named."""
 
-import statistics
 import time
-from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 from irpe.ablation.cells import Cell, CellResult, read_result
 from irpe.ablation.executors import Executor
-from irpe.ablation.worker import OUTPUT, CellState, read_state, run_apart, run_here
-from irpe.errors import UserError
+from irpe.ablation.worker import OUTPUT, CellState, read_state, run_apart
 from irpe.progress import Event, Listener, silent
 from irpe.train.signals import StoppedError, stop_requests
 
@@ -60,19 +57,14 @@ def run_cells(cells: Sequence[Cell], executor: Executor, listen: Listener = sile
         StoppedError: The process was asked to stop; what became of running cells is said.
     """
     found: dict[str, CellResult | Failure] = {}
+    states: dict[str, CellState] = {}
     for cell in cells:
-        result = read_result(cell)
-        if result is not None:
+        if (result := read_result(cell)) is not None:
             found[cell.name] = result
             listen(Event(cell.name, result=result))
-    work = run_here if getattr(executor, "runs_alone", False) else run_apart
+    left = [cell for cell in cells if cell.name not in found]
     with stop_requests() as stopped:
-        futures = {
-            cell.name: (cell, executor.submit(work, cell))
-            for cell in cells
-            if cell.name not in found
-        }
-        states: dict[str, CellState] = {}
+        futures = {cell.name: (cell, executor.submit(run_apart, cell)) for cell in left}
         while futures and not stopped.is_set():
             for name, (cell, future) in list(futures.items()):
                 if future.done():
@@ -81,21 +73,21 @@ def run_cells(cells: Sequence[Cell], executor: Executor, listen: Listener = sile
                     del futures[name]
                 elif (state := read_state(cell)) is not None and state != states.get(name):
                     states[name] = state
-                    left = remaining([each for each, _ in futures.values()], states)
-                    values = {} if left is None else {"remaining": left}
+                    time_left = remaining([each for each, _ in futures.values()], states)
+                    values = {} if time_left is None else {"remaining": time_left}
                     listen(Event(name, state.done, state.total, values))
             time.sleep(_PAUSE)
         if stopped.is_set() and futures:
-            words = _stop(executor, [future for _, future in futures.values()])
+            stop: Any = getattr(executor, "stop", None)
+            for _, future in () if stop else futures.values():
+                future.cancel()
+            words = stop() if stop else "the others are cancelled"
             done = sum(read_result(cell) is not None for cell in cells)
-            raise StoppedError(
-                f"stopped after {done} of {len(cells)} cells, {words}", stopped.number
-            )
+            text = f"stopped after {done} of {len(cells)} cells, {words}"
+            raise StoppedError(text, stopped.number)
     ended = [found[cell.name] for cell in cells]
-    return Outcome(
-        [each for each in ended if isinstance(each, CellResult)],
-        [each for each in ended if isinstance(each, Failure)],
-    )
+    failures = [each for each in ended if isinstance(each, Failure)]
+    return Outcome([each for each in ended if not isinstance(each, Failure)], failures)
 
 
 def remaining(cells: Sequence[Cell], states: dict[str, CellState]) -> float | None:
@@ -105,36 +97,19 @@ def remaining(cells: Sequence[Cell], states: dict[str, CellState]) -> float | No
         cells: The cells that have not ended.
         states: How far cells are, or were, by name.
     """
-    of_rows: dict[str, list[float]] = defaultdict(list)
-    for name, state in states.items():
-        if state.pace is not None:
-            of_rows[name.rpartition(",")[0]].append(state.pace)
-    paces = {row: statistics.median(found) for row, found in of_rows.items()}
+    paces = {name.rpartition(",")[0]: each.pace for name, each in states.items() if each.pace}
     if not paces:
         return None
-    usual = statistics.mean(paces.values())
-    total = max(state.total for state in states.values())
-    running = sum(cell.name in states for cell in cells)
-    done = {cell.name: states[cell.name].done for cell in cells if cell.name in states}
-    times = [(total - done.get(cell.name, 0)) * paces.get(cell.row.name, usual) for cell in cells]
-    return max(sum(times) / max(running, 1), max(times, default=0.0))
+    usual, total = fmean(paces.values()), max(state.total for state in states.values())
+    running = [states[cell.name] for cell in cells if cell.name in states]
+    steps = [total - states.get(cell.name, CellState()).done for cell in cells]
+    times = [n * paces.get(cell.row.name, usual) for n, cell in zip(steps, cells, strict=True)]
+    return max(sum(times) / max(len(running), 1), *times)
 
 
 def _result_of(cell: Cell, future: Any) -> CellResult | Failure:
     """Returns the result of a cell that has ended, or why it failed."""
     try:
         return future.result()
-    except UserError:
-        raise
-    except (Exception, CancelledError) as error:
+    except Exception as error:
         return Failure(cell, str(error) or type(error).__name__)
-
-
-def _stop(executor: Executor, futures: Sequence[Any]) -> str:
-    """Stops what shall stop with the ablation, and returns in words what becomes of the cells."""
-    stop: Any = getattr(executor, "stop", None)
-    if stop is not None:
-        return stop()
-    for future in futures:
-        future.cancel()
-    return "the others are cancelled"

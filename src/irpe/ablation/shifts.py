@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from PIL import Image
 from torch import Tensor, nn
 
@@ -18,23 +18,27 @@ _DIRECTIONS = ((0, 1), (1, 0), (0, -1), (-1, 0))  # right, down, left, up
 Images = Float[Tensor, "image channel row column"]
 
 
-def shift_images(images: Images, distance: int, black: Float[Tensor, " channel"]) -> Images:
+def shift_images(
+    images: Images, distance: int, black: Float[Tensor, " channel"] | None = None
+) -> Images:
     """Returns images shifted by some pixels: right, down, left and up in turn.
 
     Args:
         images: The images.
         distance: How many pixels.
-        black: What comes into view, a value for each channel.
+        black: What comes into view, a value for each channel; `None`: the image reflected at its
+            border.
     """
-    shifted = black.to(images).view(-1, 1, 1).expand_as(images).contiguous()
-    height, width = images.shape[-2:]
+    shifted = torch.empty_like(images)
     for first, direction in enumerate(_DIRECTIONS):
-        down, right = (distance * step for step in direction)
-        target = shifted[first :: len(_DIRECTIONS)]
         source = images[first :: len(_DIRECTIONS)]
-        target[..., _inside(down, height), _inside(right, width)] = source[
-            ..., _inside(-down, height), _inside(-right, width)
-        ]
+        for axis, step, size in zip((2, 3), direction, images.shape[2:], strict=True):
+            at = torch.arange(size, device=images.device) - distance * step
+            source = source.index_select(axis, _reflect(at, size))
+            if black is not None:
+                outside = ((at < 0) | (at >= size)).unflatten(0, (-1, 1) if axis == 2 else (1, -1))
+                source = torch.where(outside, black.to(source).view(-1, 1, 1), source)
+        shifted[first :: len(_DIRECTIONS)] = source
     return shifted
 
 
@@ -47,6 +51,9 @@ def classify_shifted(
 ) -> list[tuple[bool, ...]]:
     """Returns, for each shift, whether each readable image is classified correctly.
 
+    Grey images leave black where they were: their objects mostly lie on it. Images with colours are
+    reflected at the border, for black there costs a model even if it cannot see position.
+
     Args:
         model: The model, in eval mode, on the accelerator's device.
         images: The images, with their labels.
@@ -55,7 +62,8 @@ def classify_shifted(
         workers: Processes that load images.
     """
     device, patch = accelerator.device, patch_size(model)
-    black = images.transform(Image.new(images.mode, (8, 8)))[:, 0, 0]
+    is_grey = images.mode != "RGB"
+    black = images.transform(Image.new(images.mode, (8, 8)))[:, 0, 0] if is_grey else None
     correct: list[list[bool]] = [[] for _ in shifts]
     with torch.no_grad(), accelerator.autocast():
         for batch in every_batch(images, _BATCH, workers):
@@ -73,6 +81,7 @@ def patch_size(model: nn.Module) -> int:
     return embedding.patch_size[0]
 
 
-def _inside(offset: int, size: int) -> slice:
-    """Returns where an axis is still covered after a shift."""
-    return slice(max(offset, 0), size + min(offset, 0))
+def _reflect(at: Int64[Tensor, " place"], size: int) -> Int64[Tensor, " place"]:
+    """Returns where an axis that is reflected at both ends has its values."""
+    period = max(2 * (size - 1), 1)
+    return (at % period - (size - 1)).abs().neg() + (size - 1)

@@ -18,6 +18,7 @@ from scipy import special
 Verdict = Literal["better", "worse", "tie", "unknown"]
 CONFIDENCE = 0.95
 MOST_SEEDS = 30  # that are ever recommended
+SEEDS_FOR_HOLM = 3  # with two, small p-values are too small
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A cell in a process of its own, with one thread; what it says of itself is in its folder."""
+"""Processes that run cells, with one thread each; what a cell says of itself is in its folder."""
 
 import json
 import os
@@ -10,8 +10,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from irpe.train.signals import StoppedError
 
 OUTPUT = "output.txt"  # what a cell's process printed
 STATE = "state.json"
+_DONE = b"irpe: the cell has ended\n"
 _PAUSE = 0.5  # seconds between two states
 _PATIENCE = 60  # seconds for a process that was killed to let the directory go
 
@@ -37,22 +39,14 @@ class CellState:
     Args:
         done: The steps done so far.
         total: All steps.
-        first: The steps that were done before this process.
-        seconds: Since its process began.
+        pace: The seconds of a step, if known.
         failure: Why it failed, if it did.
     """
 
     done: int = 0
     total: int = 0
-    first: int = 0
-    seconds: float = 0.0
+    pace: float | None = None
     failure: str = ""
-
-    @property
-    def pace(self) -> float | None:
-        """The seconds of a step, if known."""
-        steps = self.done - self.first
-        return self.seconds / steps if steps > 0 else None
 
 
 def read_state(cell: Cell) -> CellState | None:
@@ -81,56 +75,59 @@ def run_here(cell: Cell) -> CellResult:
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"
-        record.write(failure=reason)
+        record.write(replace(record.state, failure=reason))
         raise CellError(reason) from None
 
 
+class CellProcess:
+    """A process of this machine that runs one cell after the other, and ends with this one.
+
+    Args:
+        device: The GPU as CUDA_VISIBLE_DEVICES names it; `None`: those that this process sees.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        own["PYTHONPATH"] = os.pathsep.join(sys.path)
+        own |= {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
+        self.process: Any = subprocess.Popen(
+            [sys.executable, "-m", "irpe.ablation.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **own},
+            start_new_session=True,  # Ctrl-C is for this process, which stops its cells in order
+        )
+        self.cells, self.answers = self.process.stdin, self.process.stdout
+
+    def run(self, cell: Cell) -> CellResult:
+        """Runs a cell and returns its result.
+
+        Raises:
+            CellError: It failed, or its process has ended.
+        """
+        with suppress(OSError, ValueError):  # it has ended, or was asked to
+            pickle.dump(cell, self.cells)
+            self.cells.flush()
+        if _DONE in self.answers and (result := read_result(cell)) is not None:
+            return result
+        code, state = self.process.wait(), read_state(cell)
+        raise CellError(state.failure if state is not None and state.failure else _ending(code))
+
+    def close(self) -> None:
+        """Ends it at once."""
+        self.process.kill()
+        with suppress(OSError), self.process:
+            pass
+
+
 def run_apart(cell: Cell) -> CellResult:
-    """Runs a cell in a new process, and returns its result: safe in any thread of any program.
+    """Runs a cell in a new process: safe in any thread of any program.
 
     Raises:
         CellError: It failed, or its process was ended.
     """
-    command = [sys.executable, "-m", "irpe.ablation.worker"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):
-            pickle.dump(cell, process.stdin)
-            process.stdin.flush()
-        code = process.wait()  # its input stays open as long as this process lives
-    return collect_result(cell, code)
-
-
-def collect_result(cell: Cell, code: int) -> CellResult:
-    """Returns the result of a cell whose process has ended, or raises an error that says why.
-
-    Args:
-        cell: The cell.
-        code: How its process ended.
-    """
-    result = read_result(cell) if code == 0 else None
-    if result is not None:
-        return result
-    state = read_state(cell)
-    raise CellError(state.failure if state is not None and state.failure else _ending(code))
-
-
-def stop_at_end_of(read: Callable[[], Any]) -> None:
-    """Asks this process to stop when the other end of a connection is closed, or ends.
-
-    Args:
-        read: Blocks until then.
-    """
-
-    def wait() -> None:
-        with suppress(EOFError, OSError):
-            read()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
+    with closing(CellProcess()) as process:
+        return process.run(cell)
 
 
 def _when_free(run: Callable[[], CellResult]) -> CellResult:
@@ -159,8 +156,6 @@ def _send_output_to_folder(cell: Cell) -> None:
     for stream in (1, 2):
         os.dup2(file, stream)
     os.close(file)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
 
 
 class _Recorder:
@@ -171,33 +166,46 @@ class _Recorder:
     """
 
     def __init__(self, cell: Cell) -> None:
-        self.path, self.began, self.written = cell.directory / STATE, time.monotonic(), 0.0
-        self.first: int | None = None
-        self.done, self.total = 0, 0
+        self.path, self.written = cell.directory / STATE, 0.0
+        self.began: tuple[float, int] | None = None  # when, and at which step
+        self.state = CellState()
+        self.write(self.state)
 
     def __call__(self, event: Event) -> None:
         if event.work != "training":
             return
-        self.done, self.total = event.done, event.total
-        if self.first is None:
-            self.first, self.began = event.done, time.monotonic()
-        if event.done == event.total or time.monotonic() - self.written > _PAUSE:
-            self.write()
+        now = time.monotonic()
+        began, first = self.began = self.began or (now, event.done)
+        pace = (now - began) / (event.done - first) if event.done > first else None
+        self.state = CellState(event.done, event.total, pace)
+        if event.done == event.total or now - self.written > _PAUSE:
+            self.written = now
+            self.write(self.state)
 
-    def write(self, failure: str = "") -> None:
-        self.written = time.monotonic()
-        seconds = round(self.written - self.began, 3)
-        state = CellState(self.done, self.total, self.first or 0, seconds, failure)
+    def write(self, state: CellState) -> None:
         with suppress(OSError):
-            self.path.write_text(json.dumps(state.__dict__))
+            self.path.write_text(json.dumps(asdict(state)))
+
+
+def _serve() -> None:
+    """Runs the cells that come from the parent, one after the other, until it ends."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    cells = SimpleQueue[Cell]()
+
+    def listen() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                cells.put(pickle.load(sys.stdin.buffer))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=listen, daemon=True).start()
+    while True:
+        try:
+            run_here(cells.get())
+        except (CellError, StoppedError):
+            os._exit(1)  # not by the interpreter, which waits for the thread that listens
+        answers.write(_DONE)
 
 
 if __name__ == "__main__":
-    given: Cell = pickle.load(sys.stdin.buffer)
-    stop_at_end_of(lambda: os.read(0, 1))
-    try:
-        run_here(given)
-    except CellError:
-        sys.exit(1)
-    except StoppedError as stop:
-        sys.exit(128 + stop.number)
+    _serve()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from irpe.adapters.answer import equipped_class, is_answered
 from irpe.adapters.cpvt import choose_blocks, insert_generator
 from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of, table_names
+from irpe.adapters.grids import augment_positions
 from irpe.adapters.host import (
     Plan,
     Site,
@@ -31,7 +32,8 @@ from irpe.adapters.swaps import (
     undo_change,
 )
 from irpe.core.buckets import check_num_prefix_tokens
-from irpe.core.encodings import CPVT, AnyEncoding, NoEncoding, parse_encoding
+from irpe.core.encodings import AnyEncoding, Encoding, parse_encoding
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.positions import Grid
 from irpe.errors import UserError, UserTypeError
 from irpe.nn.tables import RelativePositionEncoding
@@ -114,6 +116,9 @@ def _plan_change(model: nn.Module, call: Equipment) -> list[Swap]:
     plan = find_attentions(model, replace(call, absolute="none") if replaces_absolute else call)
     _check_builtin_bias(model, plan, call)
     change = [*_changes_of_layers(plan.sites, call), *plan.changes]
+    if isinstance(call.spec, Encoding) and call.spec.augmentation:
+        chosen = [site.attention for site in choose_layers(plan.sites, call.layers)]
+        change += augment_positions(model, change, chosen)
     change += set_attribute(model, EQUIPMENT, (*equipment_of(model), call))
     own: Any = getattr(model, "no_weight_decay", None)
     if callable(own):

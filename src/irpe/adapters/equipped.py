@@ -5,7 +5,8 @@ from typing import Any, cast
 
 from torch import nn
 
-from irpe.core.encodings import CPVT, AnyEncoding
+from irpe.core.encodings import AnyEncoding
+from irpe.core.encodings.model_only import CPVT
 from irpe.errors import UserError
 from irpe.nn.generator import PositionGenerator
 from irpe.nn.tables import RelativePositionEncoding

@@ -11,8 +11,8 @@ from irpe.adapters.equipped import Equipment, is_equipped
 from irpe.adapters.grids import SOURCE, InputGrid, expect_grid
 from irpe.adapters.offset_vectors import convert_decomposed
 from irpe.adapters.swaps import Swap, put_absolute, put_module, put_zeros, set_attribute
-from irpe.core.encodings import AnyEncoding, TransformerXL
-from irpe.core.encodings.joined import WithTables
+from irpe.core.encodings import AnyEncoding
+from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.errors import UserError
 from irpe.nn.tables import RelativePositionEncoding
 
@@ -274,7 +274,7 @@ def _check_weights(site: Site) -> None:
 def check_rotation(sites: Sequence[Site], spec: AnyEncoding) -> None:
     """Raises an error for an encoding that cannot stand beside a host's own rotary encoding."""
     rotating = [site.name for site in sites if site.rotates]
-    if not rotating or isinstance(spec, WithTables):
+    if not rotating or getattr(spec, "takes_rotation", False):
         return
     does = (
         f"shifts the queries of a product that {rotating[0]} rotates"

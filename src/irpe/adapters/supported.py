@@ -9,7 +9,7 @@ from torch import nn
 from irpe.adapters.equip import check_sites, find_attentions
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.hosts import full_name
-from irpe.core.encodings import NoEncoding
+from irpe.core.encodings.model_only import NoEncoding
 from irpe.core.positions import Grid
 from irpe.errors import UserTypeError
 

@@ -55,7 +55,7 @@ def evaluate_boxes(
 
     if config.data == "embedded":
         raise UserError("--data is missing: a folder in the layout of COCO or Pascal VOC")
-    source = open_boxes(config.data, config.val_split, config.classes or None)
+    source = open_boxes(config.data, config.val_split, config.classes or None, config.holdout)
     source = source.first(config.limit) if config.limit else source
     folder = output or (path / "eval" if path.is_dir() else Path(f"{path.stem}-eval"))
     if accelerator.is_main_process:

@@ -44,6 +44,7 @@ FIGURES = {
     "attention": ("show_run:attention", "Attention of one patch, with the encoding and without."),
     "tables": ("show_run:tables", "How long the vector of each bucket is."),
     "locality": ("show_run:locality", "How far each block looks, with the encoding and without."),
+    "star": ("show_run:star", "A moving star: buckets, and what the tables add."),
     "training": ("show_run:training", "Score and losses of runs, by epoch."),
     "positions-in": ("relative:positions_in", "Where position can be read in a model."),
     "robustness": ("robustness:robustness", "Scores at other sizes, and on images that moved."),

@@ -1,7 +1,6 @@
 """Bucket maps: which row of the table each pair of tokens uses, the paper's I(i, j)."""
 
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,15 +9,13 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from irpe.core.bucket_map import BucketMap, KeyAxis, smallest_dtype
-from irpe.core.cached import built_once, traced_as_constant
+from irpe.core.cached import cached_constant
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.index import Index
 from irpe.core.methods import METHODS
 from irpe.core.positions import Grid, Points, Positions, Subset, grid_shape, positions_of
-from irpe.errors import UserError
+from irpe.errors import UserError, check_is_holdable
 
-_MOST_PAIRS = 2**38  # 256 GiB: what no machine of today builds in reasonable time
-_MOST_ROWS = 2**38  # of a table; far below where the arithmetic of rows would overflow
 _MOST_PREFIX_TOKENS = 2**16
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
 
@@ -68,8 +65,7 @@ def check_num_prefix_tokens(count: int) -> None:
         )
 
 
-@traced_as_constant
-@built_once(maxsize=64)
+@cached_constant(maxsize=64)
 def maps_on(
     spec: Encoding | str,
     shape: tuple[int, ...],
@@ -78,7 +74,8 @@ def maps_on(
 ) -> tuple[BucketMap, ...]:
     """Returns the maps on the grid of a shape; `bucket_maps` for checked arguments."""
     spec, grid = attention_encoding(spec), Grid.of(shape)
-    _check_size(grid, num_prefix_tokens)
+    tokens = grid.num_positions + num_prefix_tokens
+    _check_pairs(tokens**2, str(grid))
     if spec.method is None:  # a rotation has no tables
         return ()
     index = spec.index_on(grid)
@@ -87,7 +84,7 @@ def maps_on(
     return _cached_maps(spec.method, index, grid, num_prefix_tokens, torch.device(device))
 
 
-@built_once(maxsize=32)  # shared by encodings that differ in targets alone
+@cached_constant(maxsize=32)  # shared by encodings that differ in targets alone
 def _cached_maps(
     method: str, index: Index | None, grid: Grid, num_prefix_tokens: int, device: torch.device
 ) -> tuple[BucketMap, ...]:
@@ -130,19 +127,12 @@ def _check_positions(spec: Encoding, positions: Positions) -> None:
         )
 
 
-@traced_as_constant
+@cached_constant(maxsize=32)
 def _constant_maps_at(
     spec: Encoding, constant: tuple[Any, ...], device: torch.device
 ) -> tuple[BucketMap, ...]:
     """Takes plain values: the compiler does not take a constant of another such function."""
-    return _cached_maps_at(spec, positions_of(constant), device)
-
-
-@built_once(maxsize=32)
-def _cached_maps_at(
-    spec: Encoding, positions: Positions, device: torch.device
-) -> tuple[BucketMap, ...]:
-    return _build_maps_at(spec, positions, device)
+    return _build_maps_at(spec, positions_of(constant), device)
 
 
 def _build_maps_at(
@@ -237,28 +227,13 @@ def _map_of(ids: Tensor, num_buckets: int, positions: Positions, axis: int | Non
     return BucketMap.from_compact(found.compact_ids, found.used_rows, num_buckets, key_axis)
 
 
-def _check_size(grid: Grid, num_prefix_tokens: int) -> None:
-    """Raises an error for a map that no machine can hold."""
-    pairs = (grid.num_positions + num_prefix_tokens) ** 2
-    _check_pairs(pairs, f"grid {grid} with {grid.num_positions:,} positions")
-
-
 def _check_pairs(pairs: int, where: str) -> None:
-    if pairs > _MOST_PAIRS:
-        raise UserError(
-            f"{where}: its bucket map would take at least {pairs / 2**30:,.0f} GiB, a byte for "
-            "each pair; use windows or a coarser grid"
-        )
+    check_is_holdable(f"bucket maps on {where}", pairs, "use windows or a coarser grid")
 
 
 def _check_rows(spec: Encoding, method: str, index: Index, ndim: int) -> None:
-    """Raises an error for a table that no machine can hold."""
     rows = max(METHODS[method].num_buckets(index.max_index, ndim))
-    if rows > _MOST_ROWS:
-        raise UserError(
-            f"encoding '{spec}' has {Decimal(rows):.3g} table rows: they would take at least "
-            f"{Decimal(rows) / 2**28:.3g} GiB, 4 bytes each; choose a smaller index"
-        )
+    check_is_holdable(f"tables of '{spec}'", rows, "choose a smaller index")
 
 
 def _build_maps(

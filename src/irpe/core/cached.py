@@ -13,11 +13,12 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def built_once(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def cached_constant(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Returns a decorator that caches the `maxsize` last results of a function that makes tensors.
 
     They outlive the call, so they must be plain tensors whatever goes on around it: modes
-    (inference, tracing, default device) belong to a thread, and a new thread has none.
+    (inference, tracing, default device) belong to a thread, and a new thread has none. A compiled
+    graph holds the tensors; for that the arguments must be plain values.
     """
 
     def decorate(build: Callable[P, R]) -> Callable[P, R]:
@@ -35,7 +36,7 @@ def built_once(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
             return found
 
         build_or_find.cache_clear = build_in_fresh_thread.cache_clear  # pyright: ignore
-        return cast(Callable[P, R], build_or_find)
+        return traced_as_constant(cast(Callable[P, R], build_or_find))
 
     return decorate
 

@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from irpe.core.cached import built_once, traced_as_constant
-from irpe.core.positions import Grid, grid_shape
+from irpe.core.cached import cached_constant
+from irpe.core.positions import Grid
 from irpe.errors import UserError
 
 _LONGEST_WAVE = 10000.0
@@ -44,29 +44,18 @@ def sinusoid_of(
     return torch.cat([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
+@cached_constant(maxsize=16)
 def offset_sinusoids(
-    grid: Grid | Sequence[int], dim: int, device: torch.device, dtype: torch.dtype
+    shape: tuple[int, ...], dim: int, device: torch.device, dtype: torch.dtype
 ) -> Float[Tensor, "offsets dim"]:
     """Returns s of Eq. 10 for every offset on a grid, in the order of `Grid.distinct_offsets`.
 
     Equal arguments get the same tensor; do not write to it.
 
     Args:
-        grid: The shape of the grid.
+        shape: The shape of the grid.
         dim: The dimension of a head; a multiple of twice the number of axes.
         device: Where the tensor is to be.
         dtype: Its dtype.
     """
-    return _constant_sinusoids(grid_shape(grid), dim, device, dtype)
-
-
-@traced_as_constant
-def _constant_sinusoids(
-    shape: tuple[int, ...], dim: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    return _cached_sinusoids(Grid.of(shape), dim, device, dtype)
-
-
-@built_once(maxsize=16)
-def _cached_sinusoids(grid: Grid, dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return sinusoid_of(grid.distinct_offsets().flatten(0, -2), dim).to(device, dtype)
+    return sinusoid_of(Grid(shape).distinct_offsets().flatten(0, -2), dim).to(device, dtype)

@@ -1,5 +1,6 @@
 """The learned tables of one attention, as a module that computes attention with them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,9 +19,20 @@ from irpe.core.encodings.protocol import (
     TABLE_LISTS,
     AttentionArguments,
     HeadSize,
+    OnGrid,
     check_table_size,
 )
-from irpe.core.positions import Grid, Positions, Where, axes_of, check_tokens, grid_shape
+from irpe.core.encodings.rope import is_trained_as
+from irpe.core.positions import (
+    AugmentedGrid,
+    Grid,
+    Positions,
+    Sample,
+    Where,
+    axes_of,
+    check_tokens,
+    grid_shape,
+)
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
 from irpe.ops.attention import (
@@ -85,6 +97,7 @@ class RelativePositionEncoding(nn.Module):
         self.spec = attention_encoding(spec)
         self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
         self.impl = impl
+        self._augments = bool(self.spec.augmentation)
         for role in TABLE_LISTS:
             setattr(self, role, nn.ParameterList())
         shapes = self.spec.parameter_shapes(self.size)
@@ -132,17 +145,19 @@ class RelativePositionEncoding(nn.Module):
         """Returns attention with the encoding.
 
         Arguments as in `irpe.rpe_attention`; `impl` is the module's own if not given. `grid` is the
-        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere. For an
-        attention that rotates queries and keys, `q` and `k` are the rotated pair, which the dot
-        product uses, and `table_q` and `table_k` the unrotated one, which the tables meet. A
-        learned `temperature` replaces the scale: it is a factor of all scores, those of the
-        encoding included.
+        shape of the grid of patches, or `irpe.Positions` where tokens are elsewhere; an encoding
+        that augments positions in training is given an `irpe.AugmentedGrid` there. For an attention
+        that rotates queries and keys, `q` and `k` are the rotated pair, which the dot product uses,
+        and `table_q` and `table_k` the unrotated one, which the tables meet. A learned
+        `temperature` replaces the scale: it is a factor of all scores, those of the encoding
+        included.
         """
         q, k, maps, found, table_q, table_k, scale = self._on(
             grid, q, k, scale, table_q, table_k, temperature
         )
-        if isinstance(grid, Positions):
-            attn_mask = grid.mask_padding(attn_mask)
+        where = grid.where if isinstance(grid, AugmentedGrid) else grid
+        if isinstance(where, Positions):
+            attn_mask = where.mask_padding(attn_mask)
         if not maps:  # a rotation alone
             return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
         return rpe_attention(
@@ -178,8 +193,9 @@ class RelativePositionEncoding(nn.Module):
         q, k, maps, found, table_q, table_k, scale = self._on(
             grid, q, k, scale, table_q, table_k, temperature
         )
-        if isinstance(grid, Positions):
-            attn_mask = grid.mask_padding(attn_mask)
+        where = grid.where if isinstance(grid, AugmentedGrid) else grid
+        if isinstance(where, Positions):
+            attn_mask = where.mask_padding(attn_mask)
         return rpe_attention_weights(
             q,
             k,
@@ -232,6 +248,7 @@ class RelativePositionEncoding(nn.Module):
 
     def maps(self, grid: Where, device: torch.device | str = "cpu") -> tuple[BucketMap, ...]:
         """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
+        grid = grid.where if isinstance(grid, AugmentedGrid) else grid
         shape = None if isinstance(grid, Positions) else grid_shape(grid)
         size, ndim = self.size, axes_of(grid) if shape is None else len(shape)
         if ndim != size.ndim:
@@ -269,17 +286,23 @@ class RelativePositionEncoding(nn.Module):
         float | None,
     ]:
         """Returns the call: q and k as they enter the dot product, maps, tables, and the rest."""
+        sample = None
+        if self._augments or isinstance(grid, AugmentedGrid):
+            grid, sample = self._split_augmented(grid)
         maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
-        parameters = {name: getattr(self, name) for name in self._others}
-        for role in self._lists:
-            for number, table in enumerate(getattr(self, role)):
-                parameters[f"{role}.{number}"] = table
+        parameters: dict[str, Any] = {name: getattr(self, name) for name in self._others}
+        for name in self._lists:
+            parameters[name] = list(getattr(self, name))
+        size, shape = self.size, ()
         if isinstance(grid, Positions):
             check_tokens(grid, q, k)
-            found = self.spec.arguments_on(*_whole_grid(grid, parameters, self.size), q)
+            # Encodings for any positions take no notice of the grid.
+            shape = (1,) * grid.ndim if grid.grid is None else grid.grid.shape
+            size = size._replace(num_prefix_tokens=int(any(grid.prefixes)))
         else:
-            found = self.spec.arguments_on(grid, parameters, self.size, q)
+            shape = grid_shape(grid)
+        found = self.spec.arguments_on(OnGrid(shape, size, q.device, q.dtype, sample), parameters)
         shift, rotation = found.query_shift, found.rotation
         if table_q is not None and (shift is not None or rotation is not None):
             raise UserError(
@@ -312,6 +335,20 @@ class RelativePositionEncoding(nn.Module):
         table_k = table_k if found.query_tables else None
         return q, k, maps, found, table_q, table_k, scale
 
+    def _split_augmented(
+        self, grid: Where
+    ) -> tuple[Grid | Sequence[int] | Positions, Sample | None]:
+        """Returns where tokens are, and the random numbers that change this in training, if any."""
+        if isinstance(grid, AugmentedGrid):
+            return grid.where, grid.sample if self._augments and self.training else None
+        if not self.training:
+            return grid, None
+        raise UserError(
+            f"'{self.spec}' in training needs random numbers, the same in all layers of a pass: "
+            f"pass irpe.AugmentedGrid.of({grid}) as the grid of all of them, or call the whole "
+            "model that irpe.equip was given"
+        )
+
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Adds the encoding's text to what the state says of its modules, beside their versions."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -333,7 +370,7 @@ class RelativePositionEncoding(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         text = local_metadata.get("encoding", str(self.spec))
-        if text != str(self.spec):
+        if text != str(self.spec) and not is_trained_as(self.spec, attention_encoding(text)):
             error_msgs.append(
                 f"{prefix[:-1]}: this is the state of encoding '{text}', not of '{self.spec}': "
                 f"make the module or equip the model with '{text}'"
@@ -343,17 +380,6 @@ class RelativePositionEncoding(nn.Module):
         """Returns what `print(module)` shows."""
         impl = "" if self.impl == "auto" else f", impl={self.impl!r}"
         return f"{self.spec}, num_prefix_tokens={self.num_prefix_tokens}{impl}"
-
-
-def _whole_grid(
-    positions: Positions, parameters: dict[str, Tensor], size: HeadSize
-) -> tuple[Grid, dict[str, Tensor], HeadSize]:
-    """Returns the grid that tables are made for, and the sizes with one prefix token at most.
-
-    Tables that may be anywhere are the same for every grid.
-    """
-    one = size._replace(num_prefix_tokens=int(any(positions.prefixes)))
-    return positions.grid or Grid((1,) * positions.ndim), parameters, one
 
 
 def _rotations(rotation: Rotation, grid: Where) -> tuple[Rotation, Rotation]:

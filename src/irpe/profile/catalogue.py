@@ -4,7 +4,8 @@ import math
 from dataclasses import dataclass
 
 from irpe.core.buckets import bucket_maps
-from irpe.core.encodings import CPVT, NAMES, NoEncoding, parse_encoding
+from irpe.core.encodings import NAMES, parse_encoding
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.encodings.protocol import HeadSize
 from irpe.core.positions import Grid
 

@@ -50,6 +50,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     state = read_torch(path)
     if not isinstance(state, dict) or state.get("format") != _FORMAT:
         raise UserError(f"{path} is not a checkpoint that this release reads")
+    state = {"implementations": {}} | state  # a run from before these were kept had none to keep
     for name, is_valid in _FIELDS.items():
         if name not in state or not is_valid(state[name]):
             found = reprlib.repr(state[name]) if name in state else "missing"
@@ -105,6 +106,10 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "sum_of_losses": _is_number,
     "history": _is_table,
     "broken": lambda value: isinstance(value, list) and all(map(_is_count, value)),
+    "implementations": lambda value: (
+        isinstance(value, dict)
+        and all(isinstance(text, str) for item in value.items() for text in item)
+    ),
 }
 
 

@@ -53,6 +53,9 @@ class RunConfig:
         "and label maps, images/SPLIT and labels/SPLIT or a dataset's own.",
         EMBEDDED,
     )
+    holdout: float = option(
+        "Fraction held out for validation, of class folders or Pascal VOC without splits.", 0.0
+    )
     classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
     flip: float = option("Probability of a horizontal flip in training.", 0.5)
 
@@ -114,7 +117,7 @@ class RunConfig:
             self, 0, "device_batch_size", "min_lr", "low_lr_epochs", "warmup_lr", "warmup_epochs",
             "weight_decay", "clip_grad", "workers",
         )  # fmt: skip
-        check_fraction(self, "ema_decay", "flip")
+        check_fraction(self, "ema_decay", "flip", "holdout")
         check_below_1(self, "ema_decay")
         for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:

@@ -28,6 +28,6 @@ def check_data(config: RunConfig) -> None:
         raise UserError(f"--data is missing: {_NEEDED[config.task]}")
     if isinstance(config, DetectorConfig):
         for split in (config.train_split, config.val_split):
-            find_annotations(config.data, split)
+            find_annotations(config.data, split, config.holdout)
     elif not Path(config.data).is_dir():
         raise MissingFileError(f"data {config.data!r} is not a folder")

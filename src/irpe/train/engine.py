@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from irpe.adapters.saving import check_tensors
 from irpe.errors import NotFiniteError, UserError
+from irpe.ops.choose import PROVER
 from irpe.progress import NO_PROGRESS, Progress
 from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkpoint
 from irpe.train.locks import lock_run
@@ -318,6 +319,7 @@ class Trainer:
                 "sum_of_losses": self.sum_of_losses,
                 "history": self.history,
                 "broken": sorted(self.broken),
+                "implementations": PROVER.choices,  # of attention on a GPU, found by timing
             }
             save_checkpoint(self.directory / CHECKPOINT, state)
         self.accelerator.wait_for_everyone()
@@ -330,6 +332,7 @@ class Trainer:
         self.epoch, self.step = state["epoch"], state["step"]
         self.sum_of_losses, self.history = state["sum_of_losses"], state["history"]
         self.broken = set(state["broken"])
+        PROVER.recall(state["implementations"])
         try:
             check_position(state, self.config.epochs, self.steps, len(self.task.images.source))
             check_tensors(self.raw, state["model"], path)

@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 import numpy as np
+from jaxtyping import UInt8
 from PIL import Image
 
 from irpe.errors import UserError
@@ -48,11 +49,10 @@ def has_colours(image: Any) -> bool:
 def convert_mode(image: Any, mode: str) -> Any:
     """Returns a Pillow image in another mode, "RGB" or "L".
 
-    Images of 16 bits per pixel are scaled to 8 first, where Pillow would clip them.
+    Images of 16 or 32 bits per pixel are scaled to 8 first, where Pillow would clip them.
     """
-    if image.mode.startswith("I"):
-        scaled = np.asarray(image).astype(np.float32) / 256
-        image = Image.fromarray(scaled.clip(0, 255).astype(np.uint8))
+    if image.mode == "F" or image.mode.startswith("I"):
+        image = Image.fromarray(_to_8_bits(image))
     try:
         return (image.convert("RGB") if image.mode == "LAB" else image).convert(mode)
     except ValueError as error:
@@ -60,3 +60,23 @@ def convert_mode(image: Any, mode: str) -> Any:
             f"an image in Pillow's mode {image.mode} cannot be converted to {mode}: save it as "
             "RGB or grey"
         ) from error
+
+
+def _to_8_bits(image: Any) -> UInt8[np.ndarray, "rows columns"]:
+    """Returns the elements of a grey image from 0 to 255.
+
+    A mode with 16 in its name says what they mean. In the modes of 32 bits, "I" and "F", their
+    range tells whether they are fractions, of 8 or of 16 bits.
+    """
+    elements = np.asarray(image).astype(np.float32)
+    lowest, highest = elements.min(), elements.max()
+    if not (lowest >= 0 and highest <= 65535):  # or not a number
+        raise BrokenImageError(
+            f"an image in Pillow's mode {image.mode} has elements from {lowest:g} to {highest:g}: "
+            "save it with 8 or 16 bits, or as fractions from 0 to 1"
+        )
+    if image.mode == "F" and highest <= 1:
+        elements = (255 * elements).round()
+    elif "16" in image.mode or highest > 255:
+        elements /= 256
+    return elements.astype(np.uint8)

@@ -2,12 +2,13 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 from reprlib import repr as shortened
 
 import numpy as np
 
-from irpe.errors import UserError
+from irpe.errors import MissingFileError, UserError
 from irpe.train.image_files import check_regular
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".tif", ".tiff", ".webp")
@@ -57,6 +58,38 @@ def held_out_indices(count: int, fraction: float) -> tuple[list[int], list[int]]
     if not 0 < held < count:
         raise UserError(f"holdout = {fraction} of {count} images leaves an empty split")
     return sorted(order[held:]), sorted(order[:held])
+
+
+def held_out_part(count: int, fraction: float, split: str) -> list[int]:
+    """Returns the indices of a split that is made by holding images out.
+
+    Args:
+        count: How many images there are.
+        fraction: How many of them are held out.
+        split: "train", or "val" for those that are held out.
+    """
+    if split not in ("train", "val"):
+        raise UserError(f"split {split!r}: with --holdout the splits are train and val")
+    return held_out_indices(count, fraction)[split == "val"]
+
+
+def check_lists(lists: Sequence[object], folder: Path, fraction: float) -> None:
+    """Raises an error unless splits are listed, or made by holding images out.
+
+    Args:
+        lists: The lists.
+        folder: Where they are, or would be.
+        fraction: How many images are held out; 0: the lists say it.
+    """
+    if lists and fraction:
+        raise UserError(
+            f"--holdout is for folders without splits: {folder} lists some, leave it out"
+        )
+    if not (lists or fraction):
+        raise MissingFileError(
+            f"{folder} has no lists of images, SPLIT.txt: add them, or hold some images out for "
+            "validation: --holdout 0.2"
+        )
 
 
 def check_relative(name: str, where: str) -> None:

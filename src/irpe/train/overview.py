@@ -14,6 +14,16 @@ from irpe.train.task import Task
 
 _MEASURED = 16  # validation images
 _NAMED = 5  # classes
+_RANDOM = {  # what is done to training images: without it, and in words, by the field
+    "flip": (0.0, "mirrored with probability {:g}"),
+    "min_scale": (1.0, "crops of {:.0%} to 100%"),
+    "min_resize": (1.0, "resized by {:g} or more"),
+    "auto_augment": ("", "{}"),
+    "color_jitter": (0.0, "colour jitter {:g}"),
+    "erasing": (0.0, "erasing {:g}"),
+    "mixup": (0.0, "mixup {:g}"),
+    "cutmix": (0.0, "cutmix {:g}"),
+}
 
 
 def effect_on_images(task: Task, model: nn.Module, accelerator: Accelerator) -> float | None:
@@ -72,6 +82,13 @@ def describe_data(task: Task) -> dict[str, str]:
 
 def _describe_input(channels: int, rows: int, columns: int) -> str:
     return f"{rows} x {columns} pixels, {'grey' if channels == 1 else 'colour'}"
+
+
+def describe_augmentation(config: RunConfig) -> str:
+    """Returns what is done at random to training images, in words."""
+    found = {name: getattr(config, name, without) for name, (without, _) in _RANDOM.items()}
+    used = (name for name, (without, _) in _RANDOM.items() if found[name] != without)
+    return ", ".join(_RANDOM[name][1].format(found[name]) for name in used) or "none"
 
 
 def describe_device(device: torch.device) -> str:

@@ -27,6 +27,7 @@ from irpe.viz.segmentations import (
 from irpe.viz.size_curves import plot_sizes
 from irpe.viz.table_maps import plot_tables
 from irpe.viz.training_curves import plot_training
+from irpe.viz.wandering_star import animate_star, save_animation
 from irpe.viz.weight_maps import plot_weights
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "DetectedImage",
     "Locality",
     "SegmentedImage",
+    "animate_star",
     "capture",
     "default_image",
     "explorer_page",
@@ -60,5 +62,6 @@ __all__ = [
     "plot_training",
     "plot_weights",
     "read_image",
+    "save_animation",
     "save_figure",
 ]

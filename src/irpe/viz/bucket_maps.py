@@ -41,7 +41,7 @@ _POINTS = 72 / 2.54  # in a centimetre
 
 
 @dataclass(frozen=True)
-class _Table:
+class BucketTable:
     """A table to draw: its name, its bucket map, and the colour of each bucket."""
 
     name: str
@@ -79,7 +79,7 @@ def plot_buckets(
     for reference in references:
         check_patch(reference, grid)
     parsed = [spec_of(spec) for spec in specs]
-    tables = [table for spec in parsed for table in _tables(spec, grid, num_prefix_tokens)]
+    tables = [table for spec in parsed for table in bucket_tables(spec, grid, num_prefix_tokens)]
     if not tables or not references:
         raise UserError("nothing to draw: pass at least one encoding and one reference patch")
     lines = -(-num_prefix_tokens // columns)
@@ -89,7 +89,7 @@ def plot_buckets(
     size = 7.5 if figure.get_figwidth() < _WIDE else 9  # a wide figure is shown smaller
     for position, (axes_row, reference) in enumerate(zip(drawn, references, strict=True)):
         for axes, table in zip(axes_row, tables, strict=True):
-            _draw(axes, table, grid, num_prefix_tokens, reference, cell)
+            draw_buckets(axes, table, grid, num_prefix_tokens, reference, cell)
             if not position:
                 _set_title(axes, table, size, is_flat=shape < _FLAT)
     _add_legend(figure, parsed, num_prefix_tokens, size)
@@ -120,7 +120,7 @@ def _panels(references: int, tables: int, shape: float) -> "tuple[Figure, list[l
     )
 
 
-def _set_title(axes: "Axes", table: _Table, size: float, is_flat: bool) -> None:
+def _set_title(axes: "Axes", table: BucketTable, size: float, is_flat: bool) -> None:
     used = f"{table.bucket_map.num_used_buckets} buckets in use"
     if is_flat:
         axes.set_title(f"{table.name}: {used}", fontsize=size, loc="left")
@@ -172,13 +172,14 @@ def check_patch(patch: tuple[int, int], grid: Grid) -> None:
         )
 
 
-def _tables(spec: RPESpec, grid: Grid, count: int) -> list[_Table]:
+def bucket_tables(spec: RPESpec, grid: Grid, count: int) -> list[BucketTable]:
+    """Returns what there is to draw of an encoding, with `count` prefix tokens."""
     maps = bucket_maps(spec, grid, count)
     is_default = spec.index == RPESpec(spec.method).index
     name = spec.method if is_default else f"{spec.method} @{spec.index}"
     parts = [f", {axis}" for axis in _AXES] if len(maps) > 1 else [""]
     return [
-        _Table(f"{name}{part}", item, colours)
+        BucketTable(f"{name}{part}", item, colours)
         for part, item, colours in zip(parts, maps, bucket_colours(spec, grid), strict=True)
     ]
 
@@ -201,9 +202,15 @@ def token_picture(values: Tensor, grid: Grid, num_prefix_tokens: int) -> Tensor:
     return torch.cat([above.view(lines + 1, columns), patches])
 
 
-def _draw(
-    axes: "Axes", table: _Table, grid: Grid, count: int, reference: tuple[int, int], cell: float
+def draw_buckets(
+    axes: "Axes",
+    table: BucketTable,
+    grid: Grid,
+    count: int,
+    reference: tuple[int, int],
+    cell: float,
 ) -> None:
+    """Draws which patches share a bucket, seen from a reference patch; `cell` in points."""
     from matplotlib.colors import ListedColormap
 
     query = count + reference[0] * grid.shape[1] + reference[1]

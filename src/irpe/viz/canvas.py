@@ -8,7 +8,7 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from torch import Tensor
 
@@ -51,13 +51,14 @@ _STYLE: dict[str, Any] = {
 }
 
 Arguments = ParamSpec("Arguments")
+Drawn = TypeVar("Drawn")
 
 
-def styled(plot: Callable[Arguments, "Figure"]) -> Callable[Arguments, "Figure"]:
+def styled(plot: Callable[Arguments, Drawn]) -> Callable[Arguments, Drawn]:
     """Lets a function draw in the style of the figures, whatever the user's settings are."""
 
     @functools.wraps(plot)
-    def plot_in_style(*args: Arguments.args, **kwargs: Arguments.kwargs) -> "Figure":
+    def plot_in_style(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Drawn:
         matplotlib = require("matplotlib", "viz")
         with matplotlib.rc_context():
             matplotlib.rcdefaults()

@@ -17,6 +17,11 @@ def plot_gpu_times(report: "GpuReport") -> "Figure":
 
     Args:
         report: What `irpe.profile.gpu.measure_gpu` returns.
+
+    Examples:
+        >>> import irpe.viz
+        >>> from irpe.profile.gpu import measure_gpu
+        >>> figure = irpe.viz.plot_gpu_times(measure_gpu())  # doctest: +SKIP
     """
     if not report.attentions:
         raise UserError("a report without attentions: measure at least one size and encoding")

@@ -29,12 +29,14 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
         >>> image = irpe.viz.read_image("photo.jpg")  # doctest: +SKIP
     """
     pillow = require("PIL.Image", "viz")
+    from irpe.train.image_files import convert_mode
+
     path = Path(path)
     if not path.is_file():
         raise MissingFileError(f"{path} does not exist: pass the file of an image")
     try:
         with pillow.open(path) as image:
-            return image.convert("RGB")
+            return convert_mode(image, "RGB")
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
         raise UserError(f"{path} is not an image that can be read: {error}") from error
 

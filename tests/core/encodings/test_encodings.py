@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from irpe import Clip, RPESpec, bucket_maps, parse_encoding
-from irpe.core.encodings import CPVT, NAMES, SHORT_NAMES, Joined, NoEncoding, TransformerXL
+from irpe.core.encodings import NAMES, SHORT_NAMES, Joined
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
 from irpe.core.encodings.decomposed import Decomposed
 from irpe.core.encodings.log_cpb import LogCPB
+from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.encodings.rope import RopeAxial, RopeMixed
 from irpe.core.encodings.sasa import Sasa
+from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.index import Cut
 from irpe.errors import UserError
 
@@ -52,6 +54,9 @@ def test_every_name_has_its_meaning():
         "rope-axial+product-contextual-qk@1.5+tied+unshared",
         "product-contextual-k+unshared+rope-mixed",
         "rope-axial+normalized+decomposed@7",
+        "rope-axial+ref14+product-contextual-k+unshared",
+        "rope-mixed@7.5+ref14x20+shift.5+jitter1.25+rescale2",
+        "product-contextual-k+rope-axial+normalized+rescale1.0001",
     ],
 )
 def test_text_round_trip(text):
@@ -86,8 +91,21 @@ def test_text_round_trip(text):
         ("rope-axial@1", "base = 1.0 must be a finite number greater than 1"),
         ("rope-axial@-3", "'-3' must be a number greater than 1"),
         ("rope-mixed@1e3", "'1e3' must be a number"),
-        ("rope-mixed+normalized", "rope-mixed has no normalized coordinates; 'rope-axial' has"),
-        ("product-contextual-k+normalized", "no normalized coordinates; 'rope-axial' has"),
+        ("rope-mixed+normalized", "only 'rope-axial' has 'normalized', without a value"),
+        ("rope-axial+normalized2", "only 'rope-axial' has 'normalized', without a value"),
+        ("product-contextual-k+normalized", "has no option 'normalized'; 'rope-axial' has"),
+        ("K+ref14", "K has no option 'ref14'; 'rope-axial' has"),
+        ("sasa+rescale2", "sasa has no option 'rescale2'; 'rope-axial' has"),
+        ("rope-axial+ref", "'ref' is followed by the size of a grid"),
+        ("rope-axial+ref14x", "'ref' is followed by the size of a grid"),
+        ("rope-axial+ref0", "grid \\(0,\\) is not a grid"),
+        ("rope-axial+normalized+ref3", "an axis runs from -1 to 1 on every grid already"),
+        ("rope-axial+rescale", "'rescale' is followed by a number, as in 'rescale2'"),
+        ("rope-axial+rescale1", "rescale = 1.0 must be a finite number greater than 1"),
+        ("rope-axial+jitter.9", "jitter = 0.9 must be a finite number greater than 1"),
+        ("rope-axial+shift0", "shift = 0.0 must be a finite number greater than 0"),
+        ("rope-axial+rescale2+rescale3", "has option 'rescale' twice"),
+        ("rope-axial+tied", "has normalized, ref, shift, jitter, rescale"),
         ("unshared+rope-axial", "begins with the option 'unshared': an option stands after"),
         ("rope-axial+rope-mixed", "rotates 2 times: write one of rope-axial@100 and rope-mixed"),
         ("rope-axial+rope-axial", "rotates 2 times"),

@@ -69,6 +69,65 @@ def test_tar_files_hold_what_the_folders_hold(tmp_path):
         tar.reader.tar_state.tf.close()  # timm keeps it open
 
 
+def make_deep(root):
+    """Two classes with folders in them, one image in no class, and files that are no images."""
+    for name in ("cat/2019/1.png", "cat/2020/a/2.tiff", "cat/3.png", "dog/2019/1.PNG", "0.png"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        picture((60 * name.startswith("dog"), 0, 0)).save(root / name)
+    (root / "cat/notes.txt").write_text("mine")
+    (root / "empty").mkdir()
+    return root
+
+
+def test_classes_are_the_first_level_of_folders(tmp_path):
+    make_deep(tmp_path)
+    with pytest.warns(UserWarning, match=r"1 images are in no class folder .* \(0\.png\)"):
+        train, val = open_images(str(tmp_path), holdout=0.3)
+    assert list(train.classes) == ["cat", "dog"]
+    found = {each.filename(i): each.read(i)[1] for each in (train, val) for i in range(len(each))}
+    names = ["cat/2019/1.png", "cat/2020/a/2.tiff", "cat/3.png", "dog/2019/1.PNG"]
+    assert found == {f"{tmp_path}/{name}": int(name.startswith("dog")) for name in names}
+
+
+@pytest.mark.parametrize("top", [".", "train", "./train"])
+def test_classes_are_the_first_level_of_a_tar_file(tmp_path, top):
+    make_deep(tmp_path / "deep")
+    with tarfile.open(tmp_path / "train.tar", "w") as archive:
+        archive.add(tmp_path / "deep", arcname=top)
+    with pytest.warns(UserWarning, match=r"train.tar: 1 images are in no class .* \(0\.png\)"):
+        source = open_split(str(tmp_path), "train")
+    assert list(source.classes) == ["cat", "dog"]
+    found = {source.filename(i): source.read(i) for i in range(len(source))}
+    names = ["cat/3.png", "cat/2019/1.png", "dog/2019/1.PNG"]
+    assert [*found] == [f"{tmp_path}/train.tar/{name}" for name in names]
+    for name, (image, label) in found.items():
+        assert (image.getpixel((0, 0))[0], label) == ((60, 1) if "dog" in name else (0, 0))
+    source.reader.tar_state.tf.close()  # timm keeps it open
+
+
+def test_a_tar_file_of_tar_files_has_a_class_for_each(tmp_path):
+    make_folder(tmp_path / "folders", splits=("train",))
+    with tarfile.open(tmp_path / "train.tar", "w") as archive:
+        for name in ("cat", "dog"):
+            as_tar(tmp_path / "folders/train" / name, tmp_path / f"{name}.tar")
+            archive.add(tmp_path / f"{name}.tar", arcname=f"{name}.tar")
+    source = open_split(str(tmp_path), "train")
+    assert list(source.classes) == ["cat", "dog"]
+    labels = [(source.read(i)[0].getpixel((0, 0))[0], source.read(i)[1]) for i in range(6)]
+    assert sorted(labels) == [(0, 0)] * 3 + [(40, 1)] * 3
+    for state in (source.reader.tar_state, *source.reader.tar_state.children.values()):
+        state.tf.close()
+
+
+def test_images_in_no_folder_are_no_class(tmp_path):
+    picture((0, 0, 0)).save(tmp_path / "1.png")
+    with (
+        pytest.warns(UserWarning, match="in no class folder"),
+        pytest.raises(ValueError, match="holds no images in class folders"),
+    ):
+        open_images(str(tmp_path), holdout=0.5)
+
+
 def test_idx_files_that_are_compressed_or_not(tmp_path):
     images = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
     header = bytes([0, 0, 8, 3]) + b"".join(n.to_bytes(4, "big") for n in images.shape)
@@ -225,7 +284,7 @@ def test_paths_in_a_tar_file_are_never_written_to(tmp_path):
     with tarfile.open(tmp_path / "data" / "train.tar", "w") as archive:
         for name in ("cat", "dog"):
             path = tmp_path / "folders/train" / name / "0.png"
-            archive.add(path, arcname=f"../../outside/{name}/0.png")
+            archive.add(path, arcname=f"../../{name}/0.png")
     before = sorted(tmp_path.rglob("*"))
     train = open_split(str(tmp_path / "data"), "train")
     assert [train.read(index)[1] for index in range(2)] == [0, 1]

@@ -24,6 +24,38 @@ def test_grey_images_of_16_bits_keep_their_shades():
     assert np.asarray(image).tolist() == [[0, 1, 156, 255]]
 
 
+GREY = [[0, 1, 3], [100, 200, 255]]
+DEEP = {
+    "16 bits": (np.array(GREY, dtype=np.uint16) * 256, "I;16"),
+    "16 bits, a dark image": (np.array(GREY, dtype=np.uint16), "I;16"),
+    "32 bits, elements of 8": (np.array(GREY, dtype=np.int32), "I"),
+    "32 bits, elements of 16": (np.array(GREY, dtype=np.int32) * 256, "I"),
+    "fractions": (np.array(GREY, dtype=np.float32) / 255, "F"),
+    "floats, elements of 8": (np.array(GREY, dtype=np.float32), "F"),
+    "floats, elements of 16": (np.array(GREY, dtype=np.float32) * 256, "F"),
+    "8 bits": (np.array(GREY, dtype=np.uint8), "L"),
+}
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("name", DEEP)
+def test_grey_images_of_any_depth_keep_their_shades(tmp_path, name, mode):
+    pixels, depth = DEEP[name]
+    Image.fromarray(pixels).save(tmp_path / "image.tiff")
+    with Image.open(tmp_path / "image.tiff") as image:
+        assert image.mode == depth
+        found = np.asarray(convert_mode(image, mode))
+    expected = np.zeros_like(GREY) if "dark" in name else np.array(GREY)
+    assert np.array_equal(found[..., 0] if mode == "RGB" else found, expected)
+
+
+@pytest.mark.parametrize("wrong", [-1, 65536, -0.5, np.nan, np.inf])
+def test_images_whose_elements_have_no_meaning_are_refused(wrong):
+    pixels = np.array([[3, wrong]], dtype=np.int32 if isinstance(wrong, int) else np.float32)
+    with pytest.raises(BrokenImageError, match=f"mode {'I' if isinstance(wrong, int) else 'F'} "):
+        convert_mode(Image.fromarray(pixels), "L")
+
+
 @pytest.mark.parametrize("text", ["rand-mfoo", "rand-m", "rand-m9-x", "augmix-m5-wx", "v0-mstd"])
 def test_a_policy_with_a_section_that_does_nothing(text):
     with pytest.raises(ValueError, match=f"auto_augment '{text}'"):

@@ -1,7 +1,10 @@
 """Detection in the training loop: the same run however it is stopped, cached or split."""
 
+import shutil
+
 import pytest
 import torch
+from train.boxed import make_voc, voc_object, voc_text
 from train.little import StopAt
 from train.processes import kill_again_and_again, start
 from train.scenes import CONFIG, frozen, make_scenes, task, train
@@ -115,6 +118,29 @@ def test_a_missing_folder(tmp_path):
         task("embedded")
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         task(tmp_path / "nowhere")
+
+
+def test_images_of_voc_without_lists_are_held_out(tmp_path):
+    scene = [voc_object(name, (4, 4, 20, 20)) for name in ("red", "blue")]
+    texts = {f"{n:02}": voc_text(*(scene if n == 7 else scene[:1])) for n in range(10)}
+    shutil.rmtree(make_voc(tmp_path, texts) / "ImageSets")
+    with pytest.raises(FileNotFoundError, match=r"--holdout 0\.2"):
+        task(tmp_path)
+    job = task(tmp_path, CONFIG.replace(val_split="val", holdout=0.3))
+    parts = [[s.filename(i)[-6:-4] for i in range(len(s))] for s in (job.train, job.val)]
+    assert [len(part) for part in parts] == [7, 3]
+    assert sorted(parts[0] + parts[1]) == sorted(texts)
+    assert job.config.classes == ("blue", "red")  # of all images, wherever the blue one is
+    again = task(tmp_path, CONFIG.replace(val_split="val", holdout=0.3, classes=job.config.classes))
+    assert [again.val.filename(i)[-6:-4] for i in range(3)] == parts[1]
+    make_voc(tmp_path, texts)
+    with pytest.raises(ValueError, match=r"--holdout is for .* leave it out"):
+        task(tmp_path, CONFIG.replace(val_split="val", holdout=0.3))
+
+
+def test_images_of_coco_are_not_held_out(data):
+    with pytest.raises(ValueError, match="--holdout is for Pascal VOC"):
+        task(data, CONFIG.replace(val_split="val", holdout=0.3))
 
 
 def test_cached_features_need_a_frozen_backbone_with_weights():

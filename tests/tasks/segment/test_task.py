@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from PIL import Image
 from train.little import StopAt
 from train.processes import kill_again_and_again, start
 from train.streets import CLASSES, CONFIG, VOID, make_streets, task, train
@@ -130,6 +131,29 @@ def test_classes_with_names_and_fewer_images(data, tmp_path):
     job = task(data, CONFIG.replace(class_names=str(tmp_path / "names.txt"), limit=3))
     assert job.config.classes == CLASSES
     assert (len(job.train), len(job.val)) == (3, 3)
+
+
+def test_images_of_voc_without_lists_are_held_out(tmp_path, data):
+    for number in range(6):
+        for folder, ending in (("JPEGImages", "jpg"), ("SegmentationClass", "png")):
+            path = tmp_path / folder / f"{number}.{ending}"
+            path.parent.mkdir(exist_ok=True)
+            if ending == "jpg" or number:  # one image has no label map
+                Image.new("L", (32, 16), 3 * (ending == "png")).save(path)
+    config = CONFIG.replace(ignore_label=255, holdout=0.4)
+    with pytest.raises(FileNotFoundError, match=r"--holdout 0\.2"):
+        task(tmp_path, config.replace(holdout=0.0))
+    job = task(tmp_path, config)
+    parts = [[s.filename(i)[-5] for i in range(len(s))] for s in (job.train, job.val)]
+    assert [len(part) for part in parts] == [3, 2]
+    assert sorted(parts[0] + parts[1]) == ["1", "2", "3", "4", "5"]
+    assert (job.val.read(0)[1] == 3).all()
+    lists = tmp_path / "ImageSets/Segmentation"
+    lists.mkdir(parents=True)
+    (lists / "train.txt").write_text("1\n2\n")
+    for folder in (tmp_path, data):
+        with pytest.raises(ValueError, match="--holdout is for"):
+            task(folder, config)
 
 
 @pytest.mark.parametrize(

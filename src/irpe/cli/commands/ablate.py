@@ -83,6 +83,10 @@ def ablate(
     require_installed("train", "accelerate", "timm")
     require_installed("viz", "matplotlib")
     if folders:
+        from irpe.ablation.folder import find_claim
+
+        for folder in folders:
+            find_claim(folder)
         from irpe.ablation import read_report
 
         _show(read_report(*folders), as_json)
@@ -99,6 +103,7 @@ def ablate(
     side = max(1, max(base.input_shape[1:]) // int(base.model_args.get("patch_size", 16)))
     title, short, rows = choose_rows(table, row or [], side)
     check_rows(rows, seeds)
+    parameters = _parameters(slurm, cluster)
     if jobs is not None and jobs < 1:
         raise UserError(f"jobs = {jobs} must be at least 1")
     if "flip" not in given and getattr(base, "flip", 0.0) and has_directions(rows):
@@ -108,7 +113,6 @@ def ablate(
     names = ", ".join(each.name for each in rows)
     seeds_of = f"{seeds} seed{'s' * (seeds > 1)} each"
     print(f"comparing {names}, {seeds_of} ({recipe}, {base.data})", file=sys.stderr, flush=True)
-    parameters = _parameters(slurm)
     from irpe.train.data_check import check_data
 
     check_data(base)
@@ -184,8 +188,10 @@ class _Screen:
             self.table(event)
 
 
-def _parameters(text: str | None) -> dict[str, str]:
+def _parameters(text: str | None, cluster: str | None) -> dict[str, str]:
     """Returns the parameters of SLURM jobs in a text."""
+    if text and not cluster:
+        raise UserError(f"--slurm {text} needs --cluster slurm")
     pairs = [part.partition("=") for part in (text or "").split(",") if part]
     if wrong := [name for name, equals, value in pairs if not (equals and value)]:
         raise UserError(f"--slurm {text!r}: {wrong[0]!r} is not of the form NAME=VALUE")

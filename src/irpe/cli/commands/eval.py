@@ -1,6 +1,7 @@
 """`irpe eval`: the score of a run, of an equipped model, or of a published checkpoint."""
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,7 +101,9 @@ def evaluate(
         if root is not None:
             raise UserError(f"--root is for classifiers: this is {_kind(config)}")
         if data is not None or split is not None:
-            config = config.replace(data=data or config.data, limit=0)
+            is_other = data is not None and os.path.realpath(data) != os.path.realpath(config.data)
+            holdout = 0.0 if is_other else config.holdout
+            config = config.replace(data=data or config.data, limit=0, holdout=holdout)
         config = config.replace(val_split=split or config.val_split)
     if threshold is not None and not isinstance(config, DetectorConfig):
         raise UserError(f"--threshold is for detectors: this is {_kind(config)}")

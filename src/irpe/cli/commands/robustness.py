@@ -36,8 +36,8 @@ def robustness(
     Runs that differ in the seed alone are a group: one curve, their mean, with a point for each
     seed and bars of two standard errors over the images.
     At another size the learned absolute encoding is resampled and all else stays as it is. Moved
-    images go right, down, left or up in turn, and black comes into view. The scores are written
-    next to the picture, as FILE.json.
+    images go right, down, left or up in turn; grey images leave black, those with colours their
+    reflection. The scores are written next to the picture, as FILE.json.
 
     Examples:
         irpe show robustness ABLATION/cells/* --sizes 48,56,64,80 -o robust.png
@@ -167,7 +167,5 @@ def describe_runs(
 
 
 def _cell(scores: Sequence[float]) -> str:
-    from irpe.ablation.statistics import half_range
-
-    spread = f"±{half_range(scores):.1f}" if len(scores) > 1 else ""
+    spread = f"±{(max(scores) - min(scores)) / 2:.1f}" if len(scores) > 1 else ""
     return f"{statistics.mean(scores):.1f}{spread}"

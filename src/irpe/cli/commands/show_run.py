@@ -153,6 +153,28 @@ def training(
     write_figure(plot_training(metrics), output)
 
 
+def star(
+    run: Annotated[Path, _RUN, "RUN"],
+    image: Annotated[Path | None, _IMAGE, "IMAGE"] = None,
+    *,
+    block: Annotated[int, "The equipped attention, from the input on."] = 0,
+    head: Annotated[int | None, "A head [the mean of all]."] = None,
+    output: Annotated[Path, "The moving picture, .gif or .webp.", "FILE"] = Path("star.gif"),
+) -> None:
+    """A moving star: which patches share a bucket, and what the tables add from there.
+
+    Examples:
+        irpe show star runs/laptop photo.jpg --block 1 -o star.gif
+    """
+    calls, seen = capture_run(run, [image] if image else [])
+    chosen = choose(calls, [block])
+    from irpe.cli.console import print_lines
+    from irpe.viz import animate_star, save_animation
+
+    pictures = animate_star(chosen[0], _whole_image(chosen, seen), head)
+    print_lines(f"wrote {save_animation(pictures, output)}")
+
+
 def capture_run(run: Path, images: Sequence[Path]) -> "tuple[list[CapturedAttention], Any]":
     """Returns what the attentions of a run's model do with pictures, and the first picture."""
     from irpe.cli.load import find_model, load_model

@@ -1,25 +1,23 @@
 """The encodings by name, and how any text becomes an encoding.
 
-Some names stand for values of `RPESpec`; each other one is a file here that answers for itself
-(`encoding.AttentionEncoding`). A rotation and an encoding with tables are joined by `+`.
+Some names stand for values of `RPESpec`; each other one is a class in a file here, an `Encoding`.
+A rotation and an encoding with tables are joined by `+`.
 """
 
-from irpe.core.encodings.joined import Joined, Rotary, WithTables
-from irpe.core.encodings.model_only import CPVT, NoEncoding
-from irpe.core.encodings.named import NAMED, parse_named
+from irpe.core.encodings.joined import Joined
+from irpe.core.encodings.model_only import CPVT, ModelEncoding
+from irpe.core.encodings.named import NAMED, ROTARY_OPTION, AnyEncoding, parse_named
+from irpe.core.encodings.protocol import Encoding
 from irpe.core.encodings.spec import GRAMMAR, MODES, RPESpec
-from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.methods import METHODS
 from irpe.errors import UserError, did_you_mean
 
-Encoding = WithTables | TransformerXL | Rotary | Joined  # what an attention can have
-AnyEncoding = Encoding | CPVT | NoEncoding
 NAMES = tuple(NAMED)
 SHORT_NAMES = {
     **{targets: f"product-contextual-{targets.lower()}" for targets in ("K", "QK", "QKV")},
     "product bias": "product-bias-k",
 }  # as in the paper's tables
-OPTIONS = ("tied", "unshared", "normalized")  # of the part before them
+_TABLE_OPTIONS = ("tied", "unshared")  # of the part before them, as those of a rotation
 
 
 def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
@@ -34,7 +32,7 @@ def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
         >>> str(irpe.parse_encoding("shaw"))
         'product-contextual-k@clip3'
     """
-    if isinstance(value, AnyEncoding):
+    if isinstance(value, Encoding | ModelEncoding):
         return value
     if not isinstance(value, str):
         return RPESpec.parse(value)  # says what is wrong
@@ -50,7 +48,7 @@ def attention_encoding(value: AnyEncoding | str) -> Encoding:
             "cpvt works between the blocks of a model, no attention can have it: use "
             "irpe.equip(model, 'cpvt') with a VisionTransformer of timm"
         )
-    if isinstance(encoding, NoEncoding):
+    if not isinstance(encoding, Encoding):
         raise UserError(
             "encoding 'none' has no tables: use attention without an encoding, or "
             "irpe.equip(model, 'none', absolute=...) to change a model's absolute one alone"
@@ -70,7 +68,7 @@ def _split_parts(text: str) -> list[str]:
     """Returns the parts that are joined by "+", each with its options."""
     parts: list[str] = []
     for piece in map(str.strip, text.split("+")):
-        if piece not in OPTIONS:
+        if piece not in _TABLE_OPTIONS and not ROTARY_OPTION.fullmatch(piece):
             parts.append(piece)
         elif parts:
             parts[-1] += f"+{piece}"
@@ -84,14 +82,13 @@ def _split_parts(text: str) -> list[str]:
 
 def _parse_part(text: str, whole: str) -> AnyEncoding:
     name = text.partition("@")[0].partition("+")[0]
+    option = next(filter(ROTARY_OPTION.fullmatch, text.split("+")[1:]), None)
+    if name not in NAMED and option is not None:
+        raise UserError(f"encoding {whole!r}: {name} has no option {option!r}; 'rope-axial' has")
     if name in SHORT_NAMES:
         return RPESpec.parse(SHORT_NAMES[name] + text.removeprefix(name))
     if name in NAMED:
         return parse_named(text)
-    if "+normalized" in text:
-        raise UserError(
-            f"encoding {whole!r}: {name} has no normalized coordinates; 'rope-axial' has"
-        )
     if len(name.split("-")) == 3 and not did_you_mean(name, NAMES, 0.8):
         return RPESpec.parse(text)
     known = [*NAMES, *(f"{method}-{mode}-k" for method in METHODS for mode in reversed(MODES))]
@@ -104,9 +101,10 @@ def _parse_part(text: str, whole: str) -> AnyEncoding:
 
 def _join(text: str, encodings: list[AnyEncoding]) -> Joined:
     """Returns a rotation and an encoding with tables as one; nothing else can be joined."""
-    rotations = [part for part in encodings if isinstance(part, Rotary)]
-    tables = [part for part in encodings if isinstance(part, WithTables)]
-    alone = [part for part in encodings if not isinstance(part, Rotary | WithTables)]
+    able = [part for part in encodings if isinstance(part, Encoding)]
+    rotations = [part for part in able if part.mode == "rotation"]
+    tables = [part for part in able if part.takes_rotation]
+    alone = [part for part in encodings if part not in (*rotations, *tables)]
     if alone:
         raise UserError(f"encoding {text!r}: {alone[0]} cannot be joined with another encoding")
     if len(rotations) > 1:

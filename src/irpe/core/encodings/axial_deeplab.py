@@ -1,28 +1,28 @@
 """Axial-DeepLab's position-sensitive terms on standard self-attention (section 3.1)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from irpe.core.encodings.protocol import (
+    KINDS,
     AttentionArguments,
+    Encoding,
     HeadSize,
-    arguments_of,
+    OnGrid,
     check_whole_number,
-    vector_table_macs,
     vector_table_shapes,
-    zero_parameters,
 )
 from irpe.core.index import Cut, Index
 from irpe.core.positions import Grid
 
 
 @dataclass(frozen=True)
-class AxialDeepLab:
+class AxialDeepLab(Encoding):
     """Axial-DeepLab's position-sensitive terms: q, k and v, per axis, zero beyond a threshold.
 
     With r^q, r^k, r^v its terms for the row and for the column offset:
@@ -34,11 +34,9 @@ class AxialDeepLab:
     """
 
     threshold: int = 3
-    method: ClassVar[str] = "cross"
-    mode: ClassVar[str] = "contextual"
-    targets: ClassVar[str] = "qkv"
-    keeps_output: ClassVar[bool] = True
-    any_positions: ClassVar[bool] = True
+    method = "cross"
+    targets = "qkv"
+    any_positions = True
 
     def __post_init__(self) -> None:
         check_whole_number("threshold", self.threshold, 1)
@@ -56,29 +54,18 @@ class AxialDeepLab:
         rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
         return vector_table_shapes(self.targets, rows, 1, size.head_dim)
 
-    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
-        """Sets the parameters to zero."""
-        zero_parameters(parameters)
-
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the learned rows with rows of zeros for the offsets beyond the threshold."""
-        has_prefix = size.num_prefix_tokens > 0
+        has_prefix = at.size.num_prefix_tokens > 0
 
         def with_zeros(table: Tensor) -> Tensor:
             patches, prefix = table.split([table.shape[1] - has_prefix, int(has_prefix)], dim=1)
             return torch.cat([F.pad(patches, (0, 0, 1, 1)), prefix], dim=1)
 
-        return arguments_of({name: with_zeros(table) for name, table in parameters.items()})
-
-    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
-        """Returns the cost of Eq. 27 for three roles."""
-        return vector_table_macs(self.targets, shape, shape[-1], used_rows)
+        query, key, value = (
+            [with_zeros(table) for table in parameters[name]] for name in KINDS.values()
+        )
+        return AttentionArguments(query, key, value)
 
     def __str__(self) -> str:
         return f"axial-deeplab@{self.threshold}"

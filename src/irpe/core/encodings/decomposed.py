@@ -1,8 +1,8 @@
 """The decomposed relative positions of ViTDet and SAM."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,19 +11,18 @@ from torch import Tensor
 
 from irpe.core.encodings.protocol import (
     AttentionArguments,
+    Encoding,
     HeadSize,
-    arguments_of,
+    OnGrid,
     check_whole_number,
-    vector_table_macs,
     vector_table_shapes,
-    zero_parameters,
 )
 from irpe.core.index import Clip
-from irpe.core.positions import Grid, grid_shape
+from irpe.core.positions import Grid
 
 
 @dataclass(frozen=True)
-class Decomposed:
+class Decomposed(Encoding):
     """`cross-contextual-k` with a table row for every offset, resized to the grid at hand.
 
     b_ij = q_i . (p^y_dy + p^x_dx). On a grid of another size the rows are interpolated linearly,
@@ -35,11 +34,7 @@ class Decomposed:
     """
 
     size: int = 14
-    method: ClassVar[str] = "cross"
-    mode: ClassVar[str] = "contextual"
-    targets: ClassVar[str] = "k"
-    keeps_output: ClassVar[bool] = True
-    any_positions: ClassVar[bool] = False
+    method = "cross"
 
     def __post_init__(self) -> None:
         check_whole_number("size", self.size, 1)
@@ -57,29 +52,12 @@ class Decomposed:
         rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
         return vector_table_shapes(self.targets, rows, 1, size.head_dim)
 
-    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
-        """Sets the parameters to zero."""
-        zero_parameters(parameters)
-
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the tables, resized to the axes of the grid."""
-        shape = grid_shape(grid)
-        reach = max(1, max(shape) - 1)
-        resized = {
-            name: _resize(table, length, reach, size.num_prefix_tokens > 0)
-            for (name, table), length in zip(parameters.items(), shape, strict=True)
-        }
-        return arguments_of(resized)
-
-    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
-        """Returns the cost of Eq. 27."""
-        return vector_table_macs(self.targets, shape, shape[-1], used_rows)
+        reach, has_prefix = max(1, max(at.shape) - 1), at.size.num_prefix_tokens > 0
+        tables = zip(parameters["key_tables"], at.shape, strict=True)
+        resized = [_resize(table, length, reach, has_prefix) for table, length in tables]
+        return AttentionArguments(key_tables=resized)
 
     def __str__(self) -> str:
         return f"decomposed@{self.size}"

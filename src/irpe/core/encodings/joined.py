@@ -1,64 +1,42 @@
 """A rotation and an encoding with tables in one attention."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from irpe.core.encodings.alibi import Alibi2D
-from irpe.core.encodings.axial_deeplab import AxialDeepLab
-from irpe.core.encodings.decomposed import Decomposed
-from irpe.core.encodings.log_cpb import LogCPB
-from irpe.core.encodings.protocol import AttentionArguments, HeadSize
-from irpe.core.encodings.rope import RopeAxial, RopeMixed
-from irpe.core.encodings.sasa import Sasa
-from irpe.core.encodings.spec import RPESpec
+from irpe.core.augmentation import Augmentation
+from irpe.core.encodings.protocol import AttentionArguments, Encoding, HeadSize, OnGrid
 from irpe.core.index import Index
 from irpe.core.positions import Grid
 
-Rotary = RopeAxial | RopeMixed
-# Transformer-XL is not among them: it shifts the queries of the product itself.
-WithTables = RPESpec | Sasa | AxialDeepLab | Decomposed | LogCPB | Alibi2D
-
 
 @dataclass(frozen=True)
-class Joined:
-    """Queries and keys are turned for their product; tables meet them before that.
+class Joined(Encoding):
+    """Queries and keys are rotated for their product; tables are multiplied with the unrotated.
 
-    A turned query times a table row would depend on where the query is, not on the offset alone.
+    A rotated query times a table row would depend on where the query is, not on the offset alone.
 
     Args:
         rotation: The rotary part.
         tables: The part with tables.
     """
 
-    rotation: Rotary
-    tables: WithTables
+    rotation: Encoding
+    tables: Encoding
+    # Fields, because a compiler does not trace properties of a constant.
+    method: str | None = field(init=False, repr=False, compare=False)
+    mode: str = field(init=False, repr=False, compare=False)
+    targets: str = field(init=False, repr=False, compare=False)
+    augmentation: Augmentation = field(init=False, repr=False, compare=False)
+    keeps_output = False
+    takes_rotation = False
 
-    @property
-    def method(self) -> str | None:
-        """The method of the tables."""
-        return self.tables.method
-
-    @property
-    def mode(self) -> str:
-        """The mode of the tables."""
-        return self.tables.mode
-
-    @property
-    def targets(self) -> str:
-        """The targets of the tables."""
-        return self.tables.targets
-
-    @property
-    def keeps_output(self) -> bool:
-        """Never: a rotation changes what a trained model returns."""
-        return False
-
-    @property
-    def any_positions(self) -> bool:
-        """No: a rotation is made for the positions on one grid."""
-        return False
+    def __post_init__(self) -> None:
+        for name in ("method", "mode", "targets"):
+            object.__setattr__(self, name, getattr(self.tables, name))
+        object.__setattr__(self, "augmentation", self.rotation.augmentation)
 
     def index_on(self, grid: Grid) -> Index | None:
         """Returns the index function of the tables."""
@@ -74,20 +52,15 @@ class Joined:
 
     def initialize(self, parameters: Mapping[str, Tensor]) -> None:
         """Sets the parameters of both parts to their initial values."""
-        for part, own in zip((self.rotation, self.tables), _split(parameters), strict=True):
-            part.initialize(own)
+        of_rotation, of_tables = _split(parameters)
+        self.rotation.initialize(of_rotation)
+        self.tables.initialize(of_tables)
 
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the rotation of the one part and the tables of the other."""
         of_rotation, of_tables = _split(parameters)
-        rotation = self.rotation.arguments_on(grid, of_rotation, size, like).rotation
-        return self.tables.arguments_on(grid, of_tables, size, like)._replace(rotation=rotation)
+        rotation = self.rotation.arguments_on(at, of_rotation).rotation
+        return self.tables.arguments_on(at, of_tables)._replace(rotation=rotation)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of both parts."""
@@ -98,7 +71,7 @@ class Joined:
         return f"{self.rotation}+{self.tables}"
 
 
-def _split(parameters: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _split(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the parameters of the rotation, then those of the tables."""
     is_rotary = {name: name == "frequencies" for name in parameters}
     return (

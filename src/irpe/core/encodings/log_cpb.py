@@ -3,22 +3,28 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from irpe.core.cached import built_once, traced_as_constant
-from irpe.core.encodings.protocol import AttentionArguments, HeadSize, check_whole_number
-from irpe.core.positions import Grid, grid_shape
+from irpe.core.cached import cached_constant
+from irpe.core.encodings.protocol import (
+    AttentionArguments,
+    Encoding,
+    HeadSize,
+    OnGrid,
+    check_whole_number,
+)
+from irpe.core.positions import Grid
 
 _HIDDEN = 512
 _REACH = 8  # offsets are stretched to -8 .. 8 before the logarithm, biases bounded by 8
 
 
 @dataclass(frozen=True)
-class LogCPB:
+class LogCPB(Encoding):
     """Swin v2's log-spaced continuous position bias, one for each head.
 
     b_ij = sqrt(d) 8 tanh(f(offset) / 2), f a network with one hidden layer of 512 units: Swin v2's
@@ -31,11 +37,7 @@ class LogCPB:
     """
 
     size: int | None = None
-    method: ClassVar[str] = "product"
-    mode: ClassVar[str] = "bias"
-    targets: ClassVar[str] = "k"
-    keeps_output: ClassVar[bool] = True
-    any_positions: ClassVar[bool] = False
+    mode = "bias"
 
     def __post_init__(self) -> None:
         if self.size is not None:
@@ -66,21 +68,15 @@ class LogCPB:
             else:
                 nn.init.zeros_(parameter)
 
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the bias of every offset on the grid."""
         weight = parameters["hidden_weight"]
-        offsets = log_offsets(grid, self.size, weight.device, weight.dtype)
+        offsets = log_offsets(at.shape, self.size, weight.device, weight.dtype)
         hidden = (offsets @ weight.T + parameters["hidden_bias"]).relu()
         bias = _REACH * (parameters["last_weight"] @ hidden.T / 2).tanh()  # heads, offsets
-        if size.num_prefix_tokens:
+        if at.size.num_prefix_tokens:
             bias = torch.cat([bias, parameters["prefix_rows"]], dim=1)
-        return AttentionArguments(bias_tables=[bias * size.head_dim**0.5])
+        return AttentionArguments(bias_tables=[bias * at.size.head_dim**0.5])
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of the network on every offset."""
@@ -91,28 +87,15 @@ class LogCPB:
         return "log-cpb" if self.size is None else f"log-cpb@{self.size}"
 
 
+@cached_constant(maxsize=16)
 def log_offsets(
-    grid: Grid | Sequence[int], size: int | None, device: torch.device, dtype: torch.dtype
+    shape: tuple[int, ...], size: int | None, device: torch.device, dtype: torch.dtype
 ) -> Float[Tensor, "offsets axes"]:
     """Returns sign(x) log(1 + |x|) / log(8) of every offset, x stretched so that size - 1 is 8.
 
     Equal arguments get the same tensor; do not write to it.
     """
-    return _constant_offsets(grid_shape(grid), size, device, dtype)
-
-
-@traced_as_constant
-def _constant_offsets(
-    shape: tuple[int, ...], size: int | None, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    return _cached_offsets(Grid.of(shape), size, device, dtype)
-
-
-@built_once(maxsize=16)
-def _cached_offsets(
-    grid: Grid, size: int | None, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    longest = torch.tensor([max(1, (size or length) - 1) for length in grid.shape])
-    stretched = grid.distinct_offsets().flatten(0, -2).double() / longest * _REACH
+    longest = torch.tensor([max(1, (size or length) - 1) for length in shape])
+    stretched = Grid(shape).distinct_offsets().flatten(0, -2).double() / longest * _REACH
     spaced = stretched.sign() * stretched.abs().log1p() / math.log(_REACH)
     return spaced.to(device, dtype)

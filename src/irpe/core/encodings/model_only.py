@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class CPVT:
-    """CPVT's encoding: a 3 x 3 convolution between blocks. It equips models, not attentions."""
+    """CPVT's encoding: a 3 x 3 convolution between blocks."""
 
     def __str__(self) -> str:
         return "cpvt"
@@ -17,3 +17,6 @@ class NoEncoding:
 
     def __str__(self) -> str:
         return "none"
+
+
+ModelEncoding = CPVT | NoEncoding

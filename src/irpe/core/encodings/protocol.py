@@ -1,19 +1,21 @@
-"""What an encoding answers for itself, so that modules and cost formulas ask and do not know it."""
+"""What an encoding answers about itself, so that modules and cost formulas only ask."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from irpe.core.augmentation import NONE, Augmentation
 from irpe.core.index import Index
-from irpe.core.positions import Grid
+from irpe.core.positions import Grid, Sample
 from irpe.core.rotation import Rotation
-from irpe.errors import UserError, UserTypeError
+from irpe.errors import UserError, UserTypeError, check_is_holdable
 
-_MOST_ELEMENTS = 2**34  # 64 GiB in float32, for one attention
-ROLES = {"q": "query_tables", "k": "key_tables", "v": "value_tables"}
-TABLE_LISTS = (*ROLES.values(), "bias_tables")
+KINDS = {"q": "query_tables", "k": "key_tables", "v": "value_tables"}
+TABLE_LISTS = (*KINDS.values(), "bias_tables")
 
 
 class HeadSize(NamedTuple):
@@ -32,6 +34,24 @@ class HeadSize(NamedTuple):
     ndim: int
 
 
+class OnGrid(NamedTuple):
+    """Where the tokens of an attention are, and what is computed with.
+
+    Args:
+        shape: The shape of the grid.
+        size: The sizes of the attention.
+        device: The device of the queries.
+        dtype: Their dtype.
+        sample: The random numbers of a pass in training, for an encoding that augments positions.
+    """
+
+    shape: tuple[int, ...]
+    size: HeadSize
+    device: torch.device
+    dtype: torch.dtype
+    sample: Sample | None = None
+
+
 class AttentionArguments(NamedTuple):
     """What an encoding gives `rpe_attention` on a grid.
 
@@ -41,8 +61,8 @@ class AttentionArguments(NamedTuple):
         value_tables: See there.
         bias_tables: See there.
         query_shift: What is added to the queries first, if anything.
-        rotation: How queries and keys are turned before their product, if they are. The tables meet
-            them before that.
+        rotation: How queries and keys are rotated before their product, if they are. Tables are
+            multiplied with the unrotated ones.
     """
 
     query_tables: Sequence[Tensor] = ()
@@ -53,92 +73,70 @@ class AttentionArguments(NamedTuple):
     rotation: Rotation | None = None
 
 
-class AttentionEncoding(Protocol):
-    """A relative position encoding of an attention: a frozen value."""
+class Encoding(ABC):
+    """A relative position encoding of an attention: a frozen value, which prints as its text.
 
-    @property
-    def method(self) -> str | None:
-        """The method that makes bucket maps of offsets, `None` without tables."""
-        ...
+    Attributes:
+        method: The method that makes bucket maps of offsets; `None` without tables.
+        mode: Whether pairs have scalars, vectors or neither: bias, contextual, rotation.
+        targets: Which of queries, keys and values carry the encoding.
+        keeps_output: Whether a trained model returns the same as before when it has just been
+            equipped.
+        any_positions: Whether tokens may be anywhere: index and tables do not depend on a grid.
+        takes_rotation: Whether queries and keys may be rotated as well, by another encoding or by
+            the host.
+        augmentation: How positions change at random in training.
+    """
 
-    @property
-    def mode(self) -> str:
-        """Whether pairs have scalars or vectors, or none of these: bias, contextual, rotation."""
-        ...
+    method: str | None = "product"
+    mode: str = "contextual"
+    targets: str = "k"
+    keeps_output: bool = True
+    any_positions: bool = False
+    takes_rotation: bool = True
+    augmentation: Augmentation = NONE
 
-    @property
-    def targets(self) -> str:
-        """Which of queries, keys and values carry the encoding."""
-        ...
-
-    @property
-    def keeps_output(self) -> bool:
-        """Whether a trained model returns the same as before when it has just been equipped."""
-        ...
-
-    @property
-    def any_positions(self) -> bool:
-        """Whether tokens may be anywhere: index and tables do not depend on a grid."""
-        ...
-
+    @abstractmethod
     def index_on(self, grid: Grid) -> Index | None:
         """Returns the index function on a grid, `None` if every offset has a row of its own."""
-        ...
 
+    @abstractmethod
     def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
         """Returns the learned rows of each table, the prefix row included where there is one."""
-        ...
 
+    @abstractmethod
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of what is learned, by name; "key_tables.0" is the first of a list."""
-        ...
 
     def initialize(self, parameters: Mapping[str, Tensor]) -> None:
-        """Sets the parameters to their initial values."""
-        ...
+        """Sets the parameters to zero, or to other initial values; names as `parameter_shapes`."""
+        for parameter in parameters.values():
+            nn.init.zeros_(parameter)
 
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns what attention is called with on a grid: a pure function of the parameters.
 
         Args:
-            grid: The grid.
-            parameters: What is learned, by name.
-            size: The sizes of the attention.
-            like: A tensor with the device and dtype of the queries.
+            at: Where the tokens are.
+            parameters: What is learned, by name: tensors, and lists of tables.
         """
-        ...
+        return AttentionArguments(**parameters)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
-        """Returns the multiply-accumulates beside plain attention, in closed form.
+        """Returns the multiply-accumulates beside plain attention, in closed form: Eq. 27.
 
         Args:
             shape: The shape of the queries: batch, heads, tokens, dim.
             grid: The grid.
             used_rows: For each map, the rows in use, or the tokens if these are fewer.
         """
-        ...
+        return vector_table_macs(self.targets, shape, shape[-1], used_rows)
 
 
-def check_table_size(encoding: object, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_table_size(encoding: Encoding, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises an error for tables that no machine can hold."""
     elements = sum(math.prod(shape) for shape in shapes.values())
-    if elements > _MOST_ELEMENTS:
-        raise UserError(
-            f"{encoding}: its tables would have {elements:,} elements, {elements * 4 / 2**30:,.0f} "
-            "GiB in float32: write a smaller ratio or beta"
-        )
-
-
-def zero_parameters(parameters: Mapping[str, Tensor]) -> None:
-    """Sets all parameters to zero: attention is then what it is without an encoding."""
-    for parameter in parameters.values():
-        nn.init.zeros_(parameter)
+    check_is_holdable(f"tables of '{encoding}'", elements, "write a smaller ratio or beta")
 
 
 def vector_table_shapes(
@@ -146,30 +144,21 @@ def vector_table_shapes(
 ) -> dict[str, tuple[int, ...]]:
     """Returns the shapes of one table per map for each target."""
     return {
-        f"{ROLES[target]}.{number}": (heads_or_1, count, width)
+        f"{KINDS[target]}.{number}": (heads_or_1, count, width)
         for target in targets
         for number, count in enumerate(rows)
     }
 
 
-def arguments_of(parameters: Mapping[str, Tensor]) -> AttentionArguments:
-    """Returns the tables, which have the names of their lists, in the order of their maps."""
-    tables: dict[str, list[Tensor]] = {}
-    for name, table in parameters.items():
-        tables.setdefault(name.partition(".")[0], []).append(table)
-    query, key, value, bias = (tables.get(name, ()) for name in TABLE_LISTS)
-    return AttentionArguments(query, key, value, bias)
-
-
 def vector_table_macs(
     targets: str, shape: Sequence[int], width: int, used_rows: Sequence[int]
 ) -> int:
-    """Returns the cost of Eq. 27: each token meets each row in use, for each target."""
+    """Returns the cost of Eq. 27: each token is multiplied with each row in use, per target."""
     batch, heads, tokens, _ = shape
     return len(targets) * batch * heads * tokens * width * sum(used_rows)
 
 
-def check_splits_head(encoding: object, head_dim: int, parts: int) -> None:
+def check_splits_head(encoding: Encoding, head_dim: int, parts: int) -> None:
     """Raises an error unless a head can be split into equal parts."""
     if head_dim % parts:
         raise UserError(

@@ -1,20 +1,15 @@
 """SASA's encoding: the concatenation of Eq. 12."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
 
 from irpe.core.encodings.protocol import (
-    AttentionArguments,
+    Encoding,
     HeadSize,
-    arguments_of,
     check_splits_head,
     check_whole_number,
     vector_table_macs,
     vector_table_shapes,
-    zero_parameters,
 )
 from irpe.core.index import Clip, Index
 from irpe.core.positions import Grid
@@ -22,7 +17,7 @@ from irpe.errors import UserError
 
 
 @dataclass(frozen=True)
-class Sasa:
+class Sasa(Encoding):
     """SASA's encoding, Eq. 12: a row vector beside a column vector, each with a part of a head.
 
     Args:
@@ -30,11 +25,7 @@ class Sasa:
     """
 
     size: int = 32
-    method: ClassVar[str] = "cross"
-    mode: ClassVar[str] = "contextual"
-    targets: ClassVar[str] = "k"
-    keeps_output: ClassVar[bool] = True
-    any_positions: ClassVar[bool] = False
+    method = "cross"
 
     def __post_init__(self) -> None:
         check_whole_number("size", self.size, 2)
@@ -58,20 +49,6 @@ class Sasa:
         check_splits_head(self, size.head_dim, size.ndim)
         rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
         return vector_table_shapes("k", rows, 1, size.head_dim // size.ndim)
-
-    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
-        """Sets the parameters to zero."""
-        zero_parameters(parameters)
-
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
-        """Returns the tables, the same on every grid."""
-        return arguments_of(parameters)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of Eq. 27 on a part of a head for each axis."""

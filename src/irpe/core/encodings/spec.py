@@ -2,17 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import Any
 
 from irpe.core.encodings.protocol import (
     AttentionArguments,
+    Encoding,
     HeadSize,
-    arguments_of,
+    OnGrid,
     vector_table_macs,
     vector_table_shapes,
-    zero_parameters,
 )
 from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.core.methods import METHODS
@@ -26,7 +24,7 @@ GRAMMAR = "METHOD-MODE-TARGETS[@RATIO | @ALPHA:BETA:GAMMA | @clipBETA][+tied][+u
 
 
 @dataclass(frozen=True)
-class RPESpec:
+class RPESpec(Encoding):
     """A relative position encoding, checked when it is made; hashable, comparable, printable.
 
     Args:
@@ -43,14 +41,13 @@ class RPESpec:
         'product-contextual-k@1.9'
     """
 
-    method: str = "product"
+    method: str = "product"  # pyright: ignore[reportIncompatibleVariableOverride]
     mode: str = "contextual"
     targets: str = "k"
     index: Piecewise | Clip | None = None
     shared_heads: bool = True
     tied: bool = False
-    keeps_output: ClassVar[bool] = True
-    any_positions: ClassVar[bool] = True
+    any_positions = True
 
     def __post_init__(self) -> None:
         check_choice("method", self.method, METHODS)
@@ -108,19 +105,9 @@ class RPESpec:
         targets = self.targets.replace("q", "") if self.tied else self.targets
         return vector_table_shapes(targets, rows, heads_or_1, size.head_dim)
 
-    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
-        """Sets the parameters to zero."""
-        zero_parameters(parameters)
-
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the tables, the same on every grid."""
-        found = arguments_of(parameters)
+        found = AttentionArguments(**parameters)
         # Eq. 11: p_ij is shared by queries and keys
         return found._replace(query_tables=found.key_tables) if self.tied else found
 

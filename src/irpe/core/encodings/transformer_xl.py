@@ -3,24 +3,24 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from irpe.core.encodings.protocol import (
     AttentionArguments,
+    Encoding,
     HeadSize,
+    OnGrid,
     check_splits_head,
     vector_table_macs,
-    zero_parameters,
 )
 from irpe.core.positions import Grid
 from irpe.core.sinusoid import offset_sinusoids
 
 
 @dataclass(frozen=True)
-class TransformerXL:
+class TransformerXL(Encoding):
     """Transformer-XL's encoding, Eq. 10: projected sines of the offset, and two learned vectors.
 
     e_ij = ((q_i + u) k_j + (q_i + v) r_ij) / sqrt(d) with r_ij = s_{i-j} W^R. With q' = q + u in
@@ -28,11 +28,7 @@ class TransformerXL:
     (projection), u (content_shift), v (position_shift) and the row of pairs with a prefix token.
     """
 
-    method: ClassVar[str] = "product"
-    mode: ClassVar[str] = "contextual"
-    targets: ClassVar[str] = "k"
-    keeps_output: ClassVar[bool] = True
-    any_positions: ClassVar[bool] = False
+    takes_rotation = False  # it shifts the queries of the product itself
 
     def index_on(self, grid: Grid) -> None:
         """Returns no index: every offset of a grid has a row of its own."""
@@ -48,22 +44,11 @@ class TransformerXL:
         shapes = {"projection": (dim, dim), "content_shift": (dim,), "position_shift": (dim,)}
         return {**shapes, "prefix_rows": (1, dim)} if size.num_prefix_tokens else shapes
 
-    def initialize(self, parameters: Mapping[str, Tensor]) -> None:
-        """Sets the parameters to zero."""
-        zero_parameters(parameters)
-
-    def arguments_on(
-        self,
-        grid: Grid | Sequence[int],
-        parameters: Mapping[str, Tensor],
-        size: HeadSize,
-        like: Tensor,
-    ) -> AttentionArguments:
+    def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the projected sines of every offset on the grid, and what goes with them."""
-        projection = parameters["projection"]
-        sinusoids = offset_sinusoids(grid, size.head_dim, projection.device, projection.dtype)
-        rows = sinusoids @ projection
-        if size.num_prefix_tokens:
+        weight = parameters["projection"]
+        rows = offset_sinusoids(at.shape, at.size.head_dim, weight.device, weight.dtype) @ weight
+        if at.size.num_prefix_tokens:
             rows = torch.cat([rows, parameters["prefix_rows"]])
         content_shift = parameters["content_shift"]
         bias = (rows * (parameters["position_shift"] - content_shift)).sum(-1)

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from hashlib import sha256
@@ -85,7 +85,7 @@ class Prover:
 
     Attributes:
         choices: What this process has chosen, by the text of signature and sizes.
-        recorded: Choices of an earlier process, which are made again.
+        recorded: Choices of an earlier process, which are made again: see `recall`.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class Prover:
             return self.fallback.name
         signature, size_class = signature_of(call), size_class_of(call)
         if not may_prove or not _can_run(call):
-            return self._traced_choice(tuple(signature), tuple(size_class), able)
+            return self._known_choice(tuple(signature), tuple(size_class), able, may_prove)
         if self._collected is not None:
             self._collected.append(self.request(call))
             return self.fallback.name
@@ -130,6 +130,16 @@ class Prover:
             self._chosen[key] = self.best_known(signature, size_class, able)
             self.choices[_key(signature, size_class)] = self._chosen[key]
         return self._chosen[key]
+
+    def recall(self, choices: Mapping[str, str]) -> None:
+        """Makes the choices of an earlier process again: equal bits must not depend on a timing.
+
+        Args:
+            choices: The `choices` of that process; what is not in them is chosen anew.
+        """
+        self.recorded = dict(choices)
+        self.choices.update(choices)
+        self._chosen.clear()
 
     def request(self, call: AttentionCall) -> Request:
         """Returns what is asked about a call."""
@@ -181,10 +191,18 @@ class Prover:
             self._collected = None
 
     @traced_as_constant
-    def _traced_choice(
-        self, signature: tuple[Any, ...], size_class: tuple[int, ...], able: tuple[str, ...]
+    def _known_choice(
+        self,
+        signature: tuple[Any, ...],
+        size_class: tuple[int, ...],
+        able: tuple[str, ...],
+        is_taken: bool,
     ) -> str:
-        return self.best_known(Signature(*signature), SizeClass(*size_class), able)
+        of_call = Signature(*signature), SizeClass(*size_class)
+        name = self.best_known(*of_call, able)
+        if is_taken:
+            self.choices[_key(*of_call)] = name
+        return name
 
     def best_known(self, signature: Signature, size_class: SizeClass, able: tuple[str, ...]) -> str:
         """Returns what is best after all that is known: the fallback where nothing was proved."""

@@ -37,7 +37,6 @@ class ClassifierConfig(RunConfig):
         "Learning rate of a learned absolute encoding, as a multiple of --lr.", ABSOLUTE_LR
     )
     root: str | None = option("Where a dataset given by its name is stored.", None)
-    holdout: float = option("Fraction held out for validation if there is no such split.", 0.0)
     max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
     image_size: int = option("Height and width of the input.", 224)
     channels: int = option("Channels of the input: 3, or 1 for grey images.", 3)
@@ -72,7 +71,7 @@ class ClassifierConfig(RunConfig):
         check_positive(self, "absolute_lr")
         check_at_least(self, 0, "color_jitter", "mixup", "cutmix")
         check_fraction(
-            self, "holdout", "max_broken", "label_smoothing", "drop_path", "min_scale",
+            self, "max_broken", "label_smoothing", "drop_path", "min_scale",
             "erasing", "crop",
         )  # fmt: skip
         check_at_least(self, MIN_CROP, "crop")

@@ -1,5 +1,6 @@
 """Top-1 and top-5 of a classifier; each image counts once however many processes there are."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class Score:
         loss: The mean cross-entropy.
         correct: Whether each readable image was classified correctly, in the order of the source.
         broken: The indices of the images that could not be read, which do not count.
+        chance: Percent of images of the most frequent class: the best answer without a look.
     """
 
     top1: float
@@ -36,6 +38,7 @@ class Score:
     loss: float
     correct: tuple[bool, ...]
     broken: tuple[int, ...]
+    chance: float
 
     @property
     def num_images(self) -> int:
@@ -63,6 +66,7 @@ class _Prediction(NamedTuple):
     image: int
     is_first: bool
     is_among_five: bool
+    label: int
     loss: float
 
 
@@ -115,8 +119,9 @@ def _predictions(logits: Tensor, batch: Batch) -> Iterable[_Prediction]:
     logits, labels = logits[readable], batch.labels[readable]
     ranked = logits.topk(min(TOP, logits.shape[1]), dim=1).indices == labels[:, None]
     losses = functional.cross_entropy(logits, labels, reduction="none").tolist()
-    columns = batch.indices[readable].tolist(), ranked[:, 0].tolist(), ranked.any(1).tolist()
-    return map(_Prediction, *columns, losses)
+    indices = batch.indices[readable].tolist()
+    first, among_five = ranked[:, 0].tolist(), ranked.any(1).tolist()
+    return map(_Prediction, indices, first, among_five, labels.tolist(), losses)
 
 
 def _score(predictions: list[_Prediction], broken: list[int]) -> Score:
@@ -129,4 +134,5 @@ def _score(predictions: list[_Prediction], broken: list[int]) -> Score:
         loss=sum(p.loss for p in predictions) / count,
         correct=tuple(p.is_first for p in predictions),
         broken=tuple(broken),
+        chance=100 * max(Counter(p.label for p in predictions).values()) / count,
     )

@@ -10,9 +10,10 @@ from PIL import Image
 
 from irpe.errors import MissingFileError, UserError
 from irpe.extras import require
+from irpe.tasks.classify.class_folders import FolderSource, TarSource
 from irpe.tasks.classify.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS, is_name
-from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular
+from irpe.train.image_files import UNREADABLE, BrokenImageError
 from irpe.train.image_lists import held_out_indices
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
@@ -45,7 +46,7 @@ class Source(Protocol):
 
 
 class TimmSource:
-    """Images that timm reads: class folders, a tar file of them, or a dataset with a name.
+    """Images of a dataset with a name, which timm reads.
 
     Args:
         dataset: What `timm.data.create_dataset` returned.
@@ -56,7 +57,6 @@ class TimmSource:
         self.dataset = dataset
         self.name = name
         self.reader: Any = getattr(dataset, "reader", None)
-        self.is_folder = type(self.reader).__name__ == "ReaderImageFolder"
         self.classes = self._find_classes()
 
     def __len__(self) -> int:
@@ -68,13 +68,11 @@ class TimmSource:
             if self.reader is None:
                 image, label = self.dataset[index]
                 return image, int(label)
-            if self.is_folder:
-                check_regular(self.reader.samples[index][0])
             file, label = self.reader[index][:2]
             with file:
                 image = Image.open(file)
                 image.load()
-        except (*UNREADABLE, tarfile.TarError) as error:
+        except UNREADABLE as error:
             raise BrokenImageError(f"{self.filename(index)}: {error}") from error
         return image, int(label)
 
@@ -282,15 +280,11 @@ def _open_by_name(data: str, split: str, root: str | None) -> Source:
 
 
 def _open_path(path: Path) -> Source:
-    from timm.data.dataset_factory import create_dataset
-
-    options: dict[str, Any] = {"cache_tarinfo": False} if path.is_file() else {}
     if path.is_file():
         _check_tar(path)
     try:
-        dataset: Any = create_dataset("", root=str(path), search_split=False, **options)
-        source = TimmSource(dataset, str(path))
-    except (RuntimeError, OSError, AssertionError, ValueError) as error:
+        source = TarSource(path) if path.is_file() else FolderSource(path)
+    except (OSError, AssertionError, ValueError) as error:
         raise UserError(f"{path} holds no images in class folders: {error}") from error
     if len(source) == 0:
         raise UserError(f"{path} holds no images in class folders")

@@ -146,8 +146,8 @@ def open_task(
     """
     if config.data == "embedded":
         raise UserError("data is missing: a folder in the layout of COCO or Pascal VOC")
-    train = open_boxes(config.data, config.train_split, config.classes or None)
-    val = open_boxes(config.data, config.val_split, train.classes)
+    train = open_boxes(config.data, config.train_split, config.classes or None, config.holdout)
+    val = open_boxes(config.data, config.val_split, train.classes, config.holdout)
     if config.limit:
         train, val = train.first(config.limit), val.first(config.limit)
     config = config.replace(classes=tuple(train.classes))

@@ -150,5 +150,5 @@ def open_split(
     if config.data == EMBEDDED:
         raise UserError("data is missing: a folder of images with label maps")
     names = config.ignore_label, config.class_names, config.classes
-    source = open_pixels(config.data, split, *names, progress=progress)
+    source = open_pixels(config.data, split, *names, config.holdout, progress)
     return source.first(config.limit) if config.limit else source

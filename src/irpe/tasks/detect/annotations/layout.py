@@ -3,22 +3,36 @@
 from pathlib import Path
 
 from irpe.errors import MissingFileError, UserError
+from irpe.train.image_lists import check_lists
 
 
-def find_annotations(data: str, split: str) -> tuple[Path, Path | None]:
+def find_annotations(data: str, split: str, holdout: float = 0.0) -> tuple[Path, Path | None]:
     """Returns the annotation file of a split, and COCO's folder of images; Pascal VOC has none.
+
+    Where images of Pascal VOC are held out it is the folder of all annotations.
 
     Args:
         data: A folder. COCO: annotations/instances_NAME.json, where NAME starts with the split, and
             images in NAME/, images/NAME/ or images/. Pascal VOC: ImageSets/Main/SPLIT.txt,
             Annotations/ and JPEGImages/.
         split: For example "train".
+        holdout: The fraction that is held out as "val" in Pascal VOC's layout without lists.
     """
     folder = Path(data)
     if not folder.is_dir():
         raise MissingFileError(f"data {data!r} is not a folder")
     coco = {_coco_name(path): path for path in (folder / "annotations").glob("instances_*.json")}
-    voc = {path.stem: path for path in (folder / "ImageSets" / "Main").glob("*.txt")}
+    lists, annotations = folder / "ImageSets" / "Main", folder / "Annotations"
+    voc = {path.stem: path for path in lists.glob("*.txt")}
+    if annotations.is_dir() and not coco:
+        check_lists([*voc], lists, holdout)
+    elif holdout:
+        raise UserError(
+            f"--holdout is for Pascal VOC without lists of images: {data} has no Annotations/ or "
+            "those of COCO, leave it out"
+        )
+    if holdout:
+        return annotations, None
     if bool(coco) == bool(voc):
         has = "both" if coco else "neither"
         raise (UserError if coco else MissingFileError)(

@@ -16,6 +16,7 @@ from irpe.tasks.detect.annotations.layout import find_annotations
 from irpe.tasks.detect.annotations.listing import Listing, clip_box
 from irpe.tasks.detect.annotations.voc import read_voc
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular, convert_mode
+from irpe.train.image_lists import held_out_part
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,11 @@ class BoxSource:
         """Returns a source of the first images only, all where there are fewer."""
         if count < 1:
             raise UserError(f"the first {count} images cannot be taken; take 1 or more")
-        images = self.content["images"][:count]
+        return self.subset(range(min(count, len(self))))
+
+    def subset(self, indices: Sequence[int]) -> "BoxSource":
+        """Returns a source of some of the images."""
+        images = [self.content["images"][index] for index in indices]
         ids = {image["id"] for image in images}
         annotations = [a for a in self.content["annotations"] if a["image_id"] in ids]
         content = {**self.content, "images": images, "annotations": annotations}
@@ -112,16 +117,20 @@ class BoxSource:
         )
 
 
-def open_boxes(data: str, split: str, classes: Sequence[str] | None = None) -> BoxSource:
+def open_boxes(
+    data: str, split: str, classes: Sequence[str] | None = None, holdout: float = 0.0
+) -> BoxSource:
     """Returns the images of a split, with their boxes.
 
     Args:
         data: A folder in the layout of COCO or Pascal VOC (`find_annotations`).
         split: For example "train".
         classes: The names of the classes, in the order of the labels; `None` for those of the
-            split.
+            split, or of all images where some are held out.
+        holdout: The fraction that is held out as "val" in Pascal VOC's layout without lists.
     """
-    path, images = find_annotations(data, split)
+    path, images = find_annotations(data, split, holdout)
     if images is not None:
         return BoxSource(read_coco(path, images, classes))
-    return BoxSource(read_voc(Path(data), path, classes))
+    source = BoxSource(read_voc(Path(data), path, classes))
+    return source.subset(held_out_part(len(source), holdout, split)) if holdout else source

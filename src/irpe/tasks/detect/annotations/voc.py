@@ -43,11 +43,14 @@ def read_voc(data: Path, path: Path, classes: Sequence[str] | None) -> Listing:
 
     Args:
         data: The folder with Annotations and JPEGImages.
-        path: The list of the images, ImageSets/Main/NAME.txt.
+        path: The list of the images, ImageSets/Main/NAME.txt; the folder Annotations for all.
         classes: The names of the classes, in the order of the labels; `None` for those of the
             objects, sorted.
     """
-    names = read_names(path, "detection")
+    if path.is_dir():
+        names = sorted(file.stem for file in path.glob("*.xml"))
+    else:
+        names = read_names(path, "detection")
     files = _files(data / "JPEGImages")
     images: list[dict[str, Any]] = []
     objects: list[list[_Object]] = []

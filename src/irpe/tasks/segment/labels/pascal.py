@@ -15,8 +15,9 @@ from irpe.tasks.segment.labels.listing import (
     choose_names,
     make_lookup,
 )
-from irpe.train.image_lists import files_by_name, read_names
+from irpe.train.image_lists import check_lists, files_by_name, held_out_part, read_names
 
+LABELS = "SegmentationClass"
 CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair",
     "cow", "dining table", "dog", "horse", "motorbike", "person", "potted plant", "sheep", "sofa",
@@ -24,26 +25,40 @@ CLASSES = (
 )  # fmt: skip
 
 
-def find_splits(data: Path) -> list[str]:
-    """Returns the splits of a folder in this layout; none where it is in another one."""
-    return sorted(path.stem for path in (data / "ImageSets" / "Segmentation").glob("*.txt"))
+def find_splits(data: Path, holdout: float = 0.0) -> list[str]:
+    """Returns the splits of a folder in this layout; none where it is in another one.
+
+    Args:
+        data: The folder.
+        holdout: The fraction that is held out as "val" where there are no lists.
+    """
+    lists = data / "ImageSets" / "Segmentation"
+    found = sorted(path.stem for path in lists.glob("*.txt"))
+    if (data / LABELS).is_dir():
+        check_lists(found, lists, holdout)
+    return ["train", "val"] if holdout else found
 
 
-def list_pascal(data: Path, split: str, names: Sequence[str]) -> LabelListing:
+def list_pascal(data: Path, split: str, names: Sequence[str], holdout: float = 0.0) -> LabelListing:
     """Returns the images of a split with their label maps.
 
     Args:
         data: The folder with ImageSets, JPEGImages and SegmentationClass.
         split: For example "train".
         names: The names of the 21 classes; none: Pascal VOC's own.
+        holdout: The fraction of all label maps that is held out as "val"; 0: lists say it.
     """
     path = data / "ImageSets" / "Segmentation" / f"{split}.txt"
-    images, labels = data / "JPEGImages", data / "SegmentationClass"
+    images, labels = data / "JPEGImages", data / LABELS
     for folder in (images, labels):
         if not folder.is_dir():
             raise MissingFileError(f"{folder} is missing; Pascal VOC's layout has it")
-    listed = read_names(path, "segmentation")
     found = files_by_name(images), files_by_name(labels, (".png",))
+    if holdout:
+        every = sorted(found[1])
+        listed, path = [every[i] for i in held_out_part(len(every), holdout, split)], labels
+    else:
+        listed = read_names(path, "segmentation")
     for name in listed:
         for folder, files in zip((images, labels), found, strict=True):
             if name not in files:

@@ -71,6 +71,7 @@ def open_pixels(
     ignore_label: int = IGNORED,
     class_names: str | None = None,
     classes: Sequence[str] = (),
+    holdout: float = 0.0,
     progress: Progress = NO_PROGRESS,
 ) -> LabelledPixels:
     """Returns the images of a split with their label maps.
@@ -86,23 +87,37 @@ def open_pixels(
         class_names: A text file with the name of a class in each line, in the order of the label
             values.
         classes: The classes that are known already; none: those of the file, or of the data.
+        holdout: The fraction that is held out as "val" in Pascal VOC's layout without lists.
         progress: Is told how the check goes.
     """
     folder = Path(data)
     if not folder.is_dir():
         raise MissingFileError(f"data {data!r} is not a folder")
     names = list(classes) or (read_class_names(Path(class_names)) if class_names else [])
-    layouts: dict[str, tuple[Any, Callable[[str], LabelListing]]] = {
-        "Cityscapes": (cityscapes, lambda s: cityscapes.list_cityscapes(folder, s, names)),
-        "Pascal VOC": (pascal, lambda s: pascal.list_pascal(folder, s, names)),
-        "ADE20K": (ade20k, lambda s: ade20k.list_ade20k(folder, s, names)),
+    if holdout and not (folder / pascal.LABELS).is_dir():
+        raise UserError(
+            f"--holdout is for Pascal VOC without lists of images: {data} has no {pascal.LABELS}/, "
+            "leave it out"
+        )
+    layouts: dict[str, tuple[list[str], Callable[[str], LabelListing]]] = {
+        "Cityscapes": (
+            cityscapes.find_splits(folder),
+            lambda s: cityscapes.list_cityscapes(folder, s, names),
+        ),
+        "Pascal VOC": (
+            pascal.find_splits(folder, holdout),
+            lambda s: pascal.list_pascal(folder, s, names, holdout),
+        ),
+        "ADE20K": (
+            ade20k.find_splits(folder),
+            lambda s: ade20k.list_ade20k(folder, s, names),
+        ),
         "own": (
-            folders,
+            folders.find_splits(folder),
             lambda s: _list_own(folder, s, names, ignore_label, not classes, progress),
         ),
     }
-    for name, (layout, list_split) in layouts.items():
-        splits = layout.find_splits(folder)
+    for name, (splits, list_split) in layouts.items():
         if not splits:
             continue
         if name != "own" and ignore_label != IGNORED:

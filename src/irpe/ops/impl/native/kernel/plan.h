@@ -13,7 +13,7 @@
 #include "call.h"
 #include "vector.h"
 
-constexpr long LANES = 64;        // most queries in a block: the length of a row of a tile
+constexpr long LANES = WIDTH == 8 ? 72 : 64;  // most queries in a block: the length of a row of a tile
 constexpr long BLOCK_KEYS = 512;  // most keys in a block
 
 IRPE_INLINE long divide_up(long a, long b) { return (a + b - 1) / b; }
