@@ -51,7 +51,7 @@ def test_an_equipped_attention():
 def test_an_answered_attention():
     """The adapters alone: what an encoding costs is not theirs."""
     rotary = make_on_tokens("vit_small_patch16_dinov3")
-    for most, model in ((14, make_vit(depth=2)), (20, rotary)):
+    for most, model in ((15, make_vit(depth=2)), (21, rotary)):
         irpe.equip(model, "product-contextual-k")
         x = images(*model.patch_embed.img_size)
         with torch.inference_mode():

@@ -102,6 +102,8 @@ class Outputs(nn.Module):
 
     def forward(self, inputs):
         out = self.model(**inputs) if isinstance(inputs, dict) else self.model(inputs)
+        if isinstance(out, torch.Tensor):
+            return out
         return torch.cat([each.flatten() for each in tensors_of(out)])
 
 
@@ -117,7 +119,7 @@ def gradients(model, inputs, forward=None):
     model.zero_grad(set_to_none=True)
     torch.manual_seed(0)  # for dropout, drop path and augmented rotations
     out = predict(model, inputs) if forward is None else forward(inputs)
-    (out * torch.linspace(-1, 1, len(out), dtype=out.dtype)).sum().backward()
+    (out.flatten() * torch.linspace(-1, 1, out.numel(), dtype=out.dtype)).sum().backward()
     named = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"out": out.detach(), **named}
 
