@@ -176,9 +176,9 @@ def explain(
         >>> import irpe, torch
         >>> q = torch.randn(1, 2, 196, 32)
         >>> maps = irpe.bucket_maps("product-contextual-k", grid=(14, 14))
-        >>> print(irpe.explain(q, q, q, maps, key_tables=[torch.zeros(1, 49, 32)]))
-        fast: it takes every call, in slices that suit the device
-        ...
+        >>> found = irpe.explain(q, q, q, maps, key_tables=[torch.zeros(1, 49, 32)])
+        >>> print(found.others["reference"])
+        it is the specification: one vector for each pair, n^2 d time and memory
     """
     call = check_call(q, k, v, maps, **arguments)
     check_has_tables(call)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from irpe.train.runs import read_metrics
+from irpe.train.run import read_metrics
 
 HEADER = "epoch,lr,train_loss,val_loss,top1,top5,seconds\n"
 LINES = "1,0.001,2.0,1.5,40.5,80,10\n2,0.0005,1.25,1.0,60,90,11\n"

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("rich", reason="needs the extra 'cli'")
 
-from irpe.cli.outputs import check_output
 from irpe.recipes import RECIPES
+from irpe.train.run import Run
 
 
 @pytest.fixture
@@ -32,32 +32,32 @@ def runs(tmp_path, monkeypatch):
 def test_a_taken_folder_is_refused_with_a_free_name(runs, changes, said, free):
     config = RECIPES["laptop_64"]().replace(**{"data": "flowers", **changes})
     with pytest.raises(ValueError, match="-o ") as error:
-        check_output(runs / "laptop_64", config)
+        Run(runs / "laptop_64").check_free(config)
     assert said in str(error.value)
     assert str(error.value).endswith(f"-o {runs / free}")
     (runs / free).mkdir()
     with pytest.raises(ValueError, match="-o ") as error:
-        check_output(runs / "laptop_64", config)
+        Run(runs / "laptop_64").check_free(config)
     assert not str(error.value).endswith(f"-o {runs / free}")
 
 
 def test_a_folder_of_others_is_refused_and_an_empty_one_is_not(runs, monkeypatch):
     (runs / "other").mkdir()
-    check_output(runs / "other", RECIPES["laptop"]())
-    check_output(runs / "new", RECIPES["laptop"]())
+    Run(runs / "other").check_free(RECIPES["laptop"]())
+    Run(runs / "new").check_free(RECIPES["laptop"]())
     (runs / "other/letter.txt").write_text("dear")
     with pytest.raises(ValueError, match=r"has files of others: choose a new folder, -o .*other-2"):
-        check_output(runs / "other", RECIPES["laptop"]())
+        Run(runs / "other").check_free(RECIPES["laptop"]())
     monkeypatch.setenv("RANK", "1")  # the first process alone looks, for it alone writes
-    check_output(runs / "other", RECIPES["laptop"]())
+    Run(runs / "other").check_free(RECIPES["laptop"]())
 
 
 def test_the_folder_that_one_is_in(runs, monkeypatch):
     monkeypatch.chdir(runs / "laptop_64")
     config = RECIPES["laptop_64"]().replace(data="flowers", encoding="shaw")
     with pytest.raises(ValueError, match=r"-o .*runs/laptop_64-flowers-shaw$"):
-        check_output(Path("."), config)
+        Run(Path(".")).check_free(config)
     Path("run.json").unlink()
     Path("photo.jpg").touch()
     with pytest.raises(ValueError, match=r"has files of others: .* -o .*runs/laptop_64-2$"):
-        check_output(Path("."), config)
+        Run(Path(".")).check_free(config)
