@@ -93,6 +93,6 @@ def check_is_holdable(what: str, of: object, elements: int, remedy: str) -> None
     """
     if elements > _MOST_ELEMENTS:
         raise UserError(
-            f"{what} {of} would have {Decimal(elements):.3g} elements, more than any machine holds: "
-            f"{remedy}"
+            f"{what} {of} would have {Decimal(elements):.3g} elements, more than any machine "
+            f"holds: {remedy}"
         )
