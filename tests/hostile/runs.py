@@ -9,8 +9,7 @@ from hostile.cases import Case
 from train import little
 
 import irpe
-from irpe.train.checkpoint import load_checkpoint
-from irpe.train.runs import CHECKPOINT, read_metrics
+from irpe.train.run import Run, read_metrics
 from irpe.train.weights import read_weights
 
 MEASURED = {"seconds", "images_per_second"}  # differ between any two runs
@@ -19,7 +18,7 @@ FORK = multiprocessing.get_context("fork")
 
 def outcome(directory):
     """Returns what a run ended with, apart from what a clock measured."""
-    state = load_checkpoint(directory / CHECKPOINT)
+    state = Run(directory).checkpoint()
     rows = [{k: v for k, v in row.items() if k not in MEASURED} for row in state["history"]]
     table = {k: v for k, v in read_metrics(directory).items() if k not in MEASURED}
     return {**state, "history": rows, "table": table, "weights": read_weights(directory)}

@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 from irpe.ablation.answer import Answer, answer, changed_settings, comparable, find_reference
-from irpe.ablation.cells import AblationConfig, Cell
+from irpe.ablation.cells import Cell
 from irpe.ablation.machine import describe_machine
 from irpe.ablation.statistics import RowResult, compare, digits_of, unmoved
 from irpe.ablation.tuning import SEEDS, SearchResult, search_as_json, tuning_table
 from irpe.ablation.verdicts import Difference
 from irpe.errors import UserError
 from irpe.files import write_text
-from irpe.train.runs import read_metrics
+from irpe.train.config import RunConfig
+from irpe.train.run import read_metrics
 from irpe.viz import plot_scores, plot_training, save_figure
 
 _VERDICTS = {"better": "better than", "tie": "tie with", "worse": "worse than"}
@@ -76,7 +77,7 @@ class AblationReport:
     searches: Sequence[SearchResult] = ()
 
     @property
-    def config(self) -> AblationConfig:
+    def config(self) -> RunConfig:
         """The budget of every cell."""
         return self.cells[0].config
 
@@ -196,7 +197,8 @@ class AblationReport:
         names = {row.name for row in self.rows}
         first = {c.row.name: c for c in reversed(self.cells) if (c.directory / _TABLE).is_file()}
         runs = {name: read_metrics(first[name].directory) for name in names if name in first}
-        return {self.rows[0].measure.key: self.figure(), "curves": plot_training(runs)}
+        measure = self.rows[0].measure
+        return {measure.key: self.figure(), "curves": plot_training(runs, measure)}
 
     def _versions(self) -> dict[str, str]:
         """Returns what the first cell ran on, or for older results this machine."""
@@ -283,6 +285,13 @@ def effect_text(row: RowResult) -> str:
     return "" if row.effect is None else f"{row.effect:.1%}" + (" (!)" if row.is_idle else "")
 
 
+def _of_images(values: Sequence[float]) -> str | list[float]:
+    """Returns the value of each test image; right and wrong as a text of 1 and 0."""
+    if set(values) <= {0.0, 100.0}:
+        return "".join("01"[value > 0] for value in values)
+    return [round(value, 4) for value in values]
+
+
 def _row_as_json(row: RowResult) -> dict[str, Any]:
     key = row.measure.key
     return {
@@ -300,6 +309,7 @@ def _row_as_json(row: RowResult) -> dict[str, Any]:
                 **result.scores[0].details,
                 "seed": result.seed,
                 key: [score.value for score in result.scores],
+                "images": [_of_images(score.values) for score in result.scores],
                 "seconds": result.seconds,
                 "machine": dict(result.machine),
             }

@@ -2,8 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from irpe.core.colours import COLOURS
 from irpe.errors import UserError
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
+from irpe.viz.canvas import COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
