@@ -6,6 +6,7 @@ python -m benchmarks.detection --height 480 --width 640 --rounds 5
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,8 +15,8 @@ from benchmarks.timing import write_report
 from irpe.profile.measure import interleaved, peak_memory
 from irpe.recipes.detection import RECIPES
 from irpe.tasks.detect.loss import Normalizer, detection_loss
-from irpe.tasks.detect.model import LayerPredictions, build_detector
-from irpe.tasks.detect.task import detector_groups
+from irpe.tasks.detect.model import build_detector, layer_predictions
+from irpe.tasks.detect.task import DetectionTask
 
 ENCODINGS = {
     "plain": "none",
@@ -48,13 +49,13 @@ def make_step(encoding: str, arguments: argparse.Namespace) -> Callable[[], None
     recipe = RECIPES["detr_r50"]()
     config = recipe.replace(encoding=encoding, backbone_weights="none", classes=classes)
     model = build_detector(config).train()
-    optimizer = torch.optim.AdamW(detector_groups(model, config))
+    optimizer = torch.optim.AdamW(DetectionTask(config).groups(model))
     image = torch.randn(1, 3, arguments.height, arguments.width)
     mask = torch.ones(1, arguments.height, arguments.width, dtype=torch.bool)
     boxes = torch.tensor([[0.3, 0.4, 0.2, 0.3], [0.6, 0.5, 0.4, 0.2]])
     targets = [{"boxes": boxes, "class_labels": torch.tensor([3, 17])}]
     normalizer = Normalizer(boxes=2.0, weight=2 + 0.1 * (100 - 2))
-    predict = LayerPredictions(model)
+    predict = partial(layer_predictions, model)
 
     def step() -> None:
         optimizer.zero_grad()

@@ -19,15 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from irpe.ablation.shifts import classify_shifted
 from irpe.files import write_text
 from irpe.recipes.classification import laptop, laptop_64
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.scores import Score
 from irpe.tasks.classify.sources import Subset, open_split
 from irpe.tasks.classify.task import ClassificationTask
-from irpe.train.engine import fit
+from irpe.train.engine import Trainer
+from irpe.train.evaluation import evaluate
 from irpe.train.processes import make_accelerator
+from irpe.train.run import Run
+from irpe.train.task import Condition
 
 RESULTS = Path(__file__).parent / "results" / "table_rates.json"
 SHIFTS = (1, 2)
@@ -106,12 +107,12 @@ def run(trial: Trial, data: str) -> dict[str, Any]:
     held, kept = _HELD_OUT[trial.images], _TRAINED_ON[trial.images]
     val = Subset(whole, order[:held], whole.classes)
     train = Subset(whole, order[held : held + kept], whole.classes)
-    task, accelerator = ClassificationTask(config, train, val), make_accelerator()
+    task, accelerator = ClassificationTask(config), make_accelerator()
+    task.sources = {"train": train, "val": val}
     with tempfile.TemporaryDirectory() as directory:
-        fitted = fit(task, Path(directory), accelerator)
-    assert isinstance(fitted.score, Score)
-    moved = classify_shifted(fitted.model, task.val_images, SHIFTS, accelerator)
-    top1 = [fitted.score.top1, *(100 * sum(found) / len(found) for found in moved)]
+        model = Trainer(task, Run(directory), accelerator).fit().model
+    conditions = [Condition(shift=shift) for shift in (0, *SHIFTS)]
+    top1 = [each.score.value for each in evaluate((task, model), conditions, accelerator)]
     return {**asdict(trial), "top1": top1}
 
 

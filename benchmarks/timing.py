@@ -56,7 +56,7 @@ def write_report(path: Path | None, results: dict[str, Any]) -> None:
             name: importlib.metadata.version(name) for name in ("irpe", "torch", "timm", "numpy")
         },
         "python": platform.python_version(),
-        "machine": platform.machine(),
+        "processor": _processor(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
         "commit": _commit(),
@@ -64,6 +64,18 @@ def write_report(path: Path | None, results: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=2) + "\n")
     print(f"written to {path}")
+
+
+def _processor() -> str:
+    """Returns the name of the processor; Linux adds the numbers of its family and model."""
+    path = Path("/proc/cpuinfo")
+    if not path.exists():
+        return platform.processor() or platform.machine()
+    lines = path.read_text().partition("\n\n")[0].splitlines()
+    parts = [line.partition(":") for line in lines]
+    fields = {name.strip(): value.strip() for name, _, value in parts}
+    family = f"family {fields.get('cpu family')}, model {fields.get('model')}"
+    return f"{fields.get('model name', platform.machine())} ({family})"
 
 
 def _commit() -> str:

@@ -2,10 +2,13 @@
 
 python examples/finetune_folder.py FOLDER
 python examples/finetune_folder.py FOLDER --model vit_small_patch16_224 --image-size 128
+python examples/finetune_folder.py FOLDER --absolute solve
 
 FOLDER holds one folder of images for each class, or two of such folders, train and val. Without
 val, every fifth image is held out. Training takes 5 epochs, or as many as make 300 steps, and ends
-after --minutes at most; the rate of the tables is 5 times that of the weights (--table-lr).
+after --minutes at most. Tables start at zero, beside the absolute encoding, and learn at 5 times
+the rate of the weights (--table-lr); or they take its place, solved for on 64 images (--absolute
+solve).
 """
 
 import argparse
@@ -36,7 +39,11 @@ def main() -> None:
     model.reset_classifier(len(classes))
     train, val = make_datasets(arguments.folder, model)
     print(f"{len(train)} images to train, {len(val)} to evaluate, {len(classes)} classes")
-    irpe.equip(model, arguments.encoding)
+    if arguments.absolute == "solve":
+        images = next(iter(DataLoader(train, 64, shuffle=True)))[0]
+        print(irpe.make_relative(model, images, arguments.encoding))
+    else:
+        irpe.equip(model, arguments.encoding)
 
     steps = train_model(model, train, arguments)
     print(f"{steps} steps; accuracy on the held-out images {accuracy(model, val):.1f} %")
@@ -60,6 +67,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--model", default="deit_tiny_patch16_224", help="a vision transformer of timm")
     add("--weights", choices=["pretrained", "random"], default="pretrained", help="to start from")
     add("--encoding", default="product-contextual-k", help="see `irpe encodings`")
+    add("--absolute", choices=["keep", "solve"], default="keep", help="positions of the model")
     add("--image-size", type=int, default=224, help="height and width of the input")
     add("--epochs", type=int, help=f"{FEWEST_EPOCHS}, or enough for {FEWEST_STEPS} steps")
     add("--minutes", type=float, default=15.0, help="the most that training takes")
@@ -135,6 +143,8 @@ def train_model(model: nn.Module, data: Dataset, arguments: argparse.Namespace) 
     wanted = wanted if arguments.epochs else max(wanted, FEWEST_STEPS)
     steps = max(1, min(wanted, allowed))
     print(f"{seconds:.2f} s a step, {steps} steps: about {steps * seconds / 60:.1f} minutes")
+    reach = steps * arguments.lr * arguments.table_lr
+    print(f"an element of a table moves by at most {reach:.2g} in these (Adam: a rate a step)")
     for step, batch in enumerate(islice(batches, steps)):
         scale = min(1.0, 10 * (step + 1) / steps) * (1 - step / steps)  # warm up, then go down
         loss = take_step(model, optimizer, batch, scale)

@@ -33,8 +33,15 @@ def rotary(angles):
     return score
 
 
-def rope_axial(learned, head, grid, base=100):
+def scaled(position, grid, reference):
+    """A position on a grid, on a reference grid that spans the same; one size is for all axes."""
+    sizes = reference * len(grid) if len(reference) == 1 else reference
+    return [x * of / size for x, of, size in zip(position, sizes, grid, strict=True)]
+
+
+def rope_axial(learned, head, grid, base=100, reference=None):
     def angles(position, dim):
+        position = position if reference is None else scaled(position, grid, reference)
         pairs = dim // (2 * len(position))
         return [x * base ** (-pair / pairs) for x in position for pair in range(pairs)]
 
@@ -52,11 +59,11 @@ def rope_axial_normalized(learned, head, grid, base=100):
     return rotary(angles)
 
 
-def rope_mixed(learned, head, grid):
+def rope_mixed(learned, head, grid, reference=None):
     by_row, by_column = (of_axis[head] for of_axis in learned["frequencies"])
 
     def angles(position, dim):
-        row, column = position
+        row, column = position if reference is None else scaled(position, grid, reference)
         return [row * a + column * b for a, b in zip(by_row, by_column, strict=True)]
 
     return rotary(angles)

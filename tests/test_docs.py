@@ -65,8 +65,9 @@ def test_links_in_the_documentation_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text()):
         if "://" not in link:
             path, _, anchor = link.partition("#")
-            assert (ROOT / path).exists(), link
-            assert not anchor or anchor in anchors_of(ROOT / path), link
+            path = ROOT / (path or page)
+            assert path.exists(), link
+            assert not anchor or anchor in anchors_of(path), link
 
 
 def anchors_of(path):

@@ -74,7 +74,7 @@ model = irpe.equip(torch.nn.TransformerEncoder(layer, 2), "cross-bias-k", grid=(
 assert model(torch.randn(2, 15, 32)).shape == (2, 15, 32)
 assert len(irpe.summary(model).attentions) == 2
 irpe.save_equipped(model, sys.argv[1])
-from irpe.train.runs import read_metrics
+from irpe.train.run import read_metrics
 """
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from irpe.adapters.equip import equip, unequip
     from irpe.adapters.hosts.registered import register_host
     from irpe.adapters.parameter_groups import parameter_groups, scale_table_rates
+    from irpe.adapters.resize import resize
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
     from irpe.adapters.supported import supported
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from irpe.core.encodings import parse_encoding
     from irpe.core.encodings.spec import RPESpec
     from irpe.core.index import Clip, Piecewise
-    from irpe.core.positions import Grid, Points, PooledGrid, Positions, Subset
+    from irpe.core.positions import AugmentedGrid, Grid, Points, PooledGrid, Positions, Subset
     from irpe.errors import UserError
     from irpe.models.published import load_published
     from irpe.nn.cross_attention import RPECrossAttention
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AugmentedGrid",
     "BucketMap",
     "Clip",
     "Grid",
@@ -62,6 +64,7 @@ __all__ = [
     "prepare",
     "recalibrate",
     "register_host",
+    "resize",
     "rpe_attention",
     "rpe_attention_weights",
     "rpe_scores",
@@ -76,6 +79,7 @@ _SOURCES = {
     "irpe.adapters.equip": ("equip", "unequip"),
     "irpe.adapters.hosts.registered": ("register_host",),
     "irpe.adapters.parameter_groups": ("parameter_groups", "scale_table_rates"),
+    "irpe.adapters.resize": ("resize",),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
     "irpe.adapters.supported": ("supported",),
@@ -83,7 +87,7 @@ _SOURCES = {
     "irpe.core.encodings": ("parse_encoding",),
     "irpe.core.encodings.spec": ("RPESpec",),
     "irpe.core.index": ("Clip", "Piecewise"),
-    "irpe.core.positions": ("Grid", "Points", "PooledGrid", "Positions", "Subset"),
+    "irpe.core.positions": ("AugmentedGrid", "Grid", "Points", "PooledGrid", "Positions", "Subset"),
     "irpe.errors": ("UserError",),
     "irpe.models.published": ("load_published",),
     "irpe.nn.self_attention": ("RPEAttention",),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -46,43 +46,3 @@ def tracked(listen: Listener, items: Iterable[T], total: int, work: str) -> Iter
     for done, item in enumerate(items, 1):
         yield item
         listen(Event(work, done, total))
-
-
-class Progress(Protocol):
-    """Is told how a piece of work goes, to show it."""
-
-    def start(self, name: str, total: int, done: int = 0) -> None:
-        """A piece of work begins."""
-        ...
-
-    def step(self, done: int, values: Mapping[str, float]) -> None:
-        """A step is done."""
-        ...
-
-    def report(self, name: str, values: Mapping[str, float]) -> None:
-        """A result is there."""
-        ...
-
-
-class NoProgress:
-    """Shows nothing."""
-
-    def start(self, name: str, total: int, done: int = 0) -> None:
-        """Shows nothing."""
-
-    def step(self, done: int, values: Mapping[str, float]) -> None:
-        """Shows nothing."""
-
-    def report(self, name: str, values: Mapping[str, float]) -> None:
-        """Shows nothing."""
-
-
-NO_PROGRESS = NoProgress()
-
-
-def track(progress: Progress, work: Iterable[T], total: int, name: str) -> Iterator[T]:
-    """Yields the items of some work, and tells how many of them are done."""
-    progress.start(name, total)
-    for done, item in enumerate(work, 1):
-        yield item
-        progress.step(done, {})

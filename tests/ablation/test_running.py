@@ -13,14 +13,14 @@ import pytest
 from ablation.small import ROWS, small_cells, write_images
 
 from irpe.ablation.cells import run_cell
-from irpe.ablation.costs import measure_row_costs, tasks_of_rows
+from irpe.ablation.costs import configs_of_rows, measure_row_costs
 from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.report import AblationReport, markdown_table
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.running import remaining, run_cells
 from irpe.ablation.statistics import collect_rows
 from irpe.ablation.worker import CellState
-from irpe.tasks.classify.task import open_task
+from irpe.tasks.classify.task import ClassificationTask
 from irpe.train.signals import StoppedError
 
 
@@ -187,8 +187,10 @@ def is_alive(process):
 
 def test_a_report_is_written(finished, tmp_path):
     cells, results = finished
-    tasks = tasks_of_rows(cells, open_task(cells[0].config))
-    rows = collect_rows(ROWS, results, measure_row_costs(tasks, rounds=1))
+    task = ClassificationTask(cells[0].config)
+    task.open("train", None)
+    costs = measure_row_costs(configs_of_rows(cells, task.config), task, rounds=1)
+    rows = collect_rows(ROWS, results, costs)
     report = AblationReport("Ablation", "laptop", rows, cells, {"images": "24"})
     report.write(tmp_path / "report")
     names = {path.name for path in (tmp_path / "report").iterdir()}

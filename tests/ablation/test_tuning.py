@@ -9,7 +9,7 @@ from train.little import CONFIG
 from train.streets import make_streets
 
 from irpe.ablation.answer import answer
-from irpe.ablation.cells import read_result, run_cell
+from irpe.ablation.cells import read_result, run_cell, task_of
 from irpe.ablation.costs import RowCost
 from irpe.ablation.report import AblationReport
 from irpe.ablation.rows import AblationRow, modern_rows
@@ -25,10 +25,9 @@ from irpe.ablation.tuning import (
     plan_trials,
     tuning_table,
 )
-from irpe.tasks.classify.sources import hold_out, open_split
-from irpe.tasks.classify.task import ClassificationTask
-from irpe.train.processes import make_accelerator
-from irpe.train.runs import load_run
+from irpe.train.evaluation import evaluate
+from irpe.train.run import load_run
+from irpe.train.task import AS_TRAINED
 
 BASE = CONFIG.replace(**ENCODED)
 ABSOLUTE, K = Search(ROWS[0], "absolute_lr"), Search(ROWS[1], "table_lr")
@@ -74,12 +73,12 @@ def test_a_trial_reads_no_test_image(tmp_path):
     cell = plan_trials([K], BASE.replace(data=data), tmp_path)[0]
     result = run_cell(cell)
     assert read_result(cell) == result
-    train, held_out = hold_out(open_split(data, "train"), HELD_OUT)
+    task = task_of(cell)
+    train, held_out = task.open("train", None), task.open("val", AS_TRAINED)
     assert not {*train.indices} & {*held_out.indices}
-    assert len(held_out) == len(result.score().values) == 5
-    task = ClassificationTask(cell.config, train, held_out)
-    score = task.evaluate(load_run(cell.directory), make_accelerator())
-    assert score.top1 == pytest.approx(result.score().value)
+    assert len(held_out) == len(result.score().values) == 24 * HELD_OUT // 1 + 1
+    (again,) = evaluate((task, load_run(cell.directory)))
+    assert again.score.value == pytest.approx(result.score().value)
 
 
 def test_the_best_factor_of_each_row_is_taken():

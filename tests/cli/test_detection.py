@@ -11,7 +11,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from train.scenes import CONFIG, frozen, make_scenes
 
-from irpe.train.runs import read_metrics
+from irpe.train.run import read_metrics
 
 pytest.importorskip("transformers", reason="needs the extra 'transformers'")
 
@@ -52,10 +52,11 @@ def test_scores_are_those_of_pycocotools(run):
 
 def test_the_line_for_people(run):
     done = irpe("eval", "runs/detr_r50_k", cwd=run)
-    scores, where = done.stdout.splitlines()
+    scores, by_class, where = done.stdout.splitlines()
+    assert by_class.startswith("AP: ")
     assert scores.startswith("AP 0.")
-    assert "APl" in scores
-    assert where == f"8 images of {run / 'scenes'}, train; saved in runs/detr_r50_k/eval"
+    assert "AP medium" in scores
+    assert where == f"8 images: {run / 'scenes'}, train; saved in runs/detr_r50_k/eval"
     assert len(scores) <= 80
 
 
@@ -122,7 +123,7 @@ def test_a_model_somewhere_else_needs_data(run, tmp_path):
         (["eval", "runs/detr_r50_k", "--draw", "-1"], "--draw -1"),
         (["eval", "runs/detr_r50_k", "--batch-size", "0"], "--batch-size 0"),
         (["eval", "runs/detr_r50_k", "--threshold", "30"], "a score is a number of 0 to 1"),
-        (["eval", "runs/detr_r50_k", "--root", "here"], "--root is for classifiers"),
+        (["eval", "runs/detr_r50_k", "--root", "here"], "--root here: it belongs to --data"),
         (["eval", "runs/detr_r50_k", "-o", "scenes/train/0.png/x"], "0.png"),
         (["train", "detr_r50", "--data", "scenes", "--initial", "pretrained"], "for classifiers"),
     ],
@@ -180,5 +181,7 @@ def test_an_image_that_a_worker_cannot_read_is_told_in_one_line(tmp_path):
     options = [*LITTLE, "--workers", "1"]
     done = irpe("train", "detr_r50_k", "--data", "scenes", *options, cwd=tmp_path)
     assert done.returncode == 1
-    assert "3.png (image id 3) cannot be read" in done.stderr.strip().splitlines()[-1]
+    said = done.stderr.strip().splitlines()[-1]
+    assert "1 of 8 images cannot be read, more than max_broken = 0.001" in said
+    assert "3.png" in said
     assert "Traceback" not in done.stderr

@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import transformers
-from adapters.hosts.library_models import make_dinov2, make_swin, make_torchvision_vit, make_vit
+from adapters.hosts.table import make_dinov2, make_swin, make_torchvision_vit, make_vit
 from adapters.small_models import make_encoder
 from cli.terminal import irpe as command
 from PIL import Image
@@ -64,7 +64,7 @@ def expected_top1(model, pixels, mean, std):
 
 @pytest.mark.parametrize(("make", "normalization"), MODELS.values(), ids=MODELS)
 def test_equipped_classifiers_of_other_libraries(tmp_path, make, normalization, monkeypatch):
-    monkeypatch.setattr("irpe.cli.classifiers._CROP", 1.0)
+    monkeypatch.setattr("irpe.tasks.classify.others._CROP", 1.0)
     model = irpe.equip(make(), SPEC)
     irpe.save_equipped(model, tmp_path / "model")
     pixels = write_images(tmp_path / "data", 32)
@@ -81,11 +81,11 @@ def test_the_preparation_of_an_image_processor_is_used(tmp_path):
     write_images(tmp_path / "data", 32)
     processor = tmp_path / "model" / "preprocessor_config.json"
     processor.write_text(json.dumps({"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 1, 1]}))
-    done = command("eval", "model", "--data", ".", cwd=tmp_path)
+    done = command("eval", "model", "--data", "data", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "mean (0.1, 0.2, 0.3), std (1.0, 1.0, 1.0)" in done.stderr
     processor.write_text("{}")
-    done = command("eval", "model", "--data", ".", cwd=tmp_path)
+    done = command("eval", "model", "--data", "data", cwd=tmp_path)
     assert done.returncode == 1
     assert "preprocessor_config.json is damaged" in done.stderr
 

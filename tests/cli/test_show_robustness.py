@@ -8,10 +8,12 @@ from cli.terminal import irpe
 pytest.importorskip("accelerate", reason="needs the extra 'train'")
 pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 
+from train import streets
 from train.little import CONFIG, little, write_run
 
 from irpe.tasks.detect.config import DetectorConfig
 
+SEGMENTER = streets.CONFIG.replace(epochs=1)
 NAMES = ["absolute-0", "absolute-1", "K-0"]
 
 
@@ -83,15 +85,15 @@ def test_json_is_what_is_written_and_labels_are_the_users(place):
 
 
 WRONG = {
-    "detector is the run of a detector: pass runs of classifiers": ["K-0", "detector"],
+    "the runs are of classification and detection": ["K-0", "detector"],
     "nowhere is not a folder: pass the folder of a run": ["nowhere"],
     "K-0 is given twice: give each run once": ["K-0", "./K-0/../K-0"],
     "size 30 is not a multiple of 7, the side of a patch: choose 28 or 35": [
-        "K-0", "--sizes", "28,30",
+        "K-0", "--sizes", "28,28x30",
     ],
     "choose 0 to 3": ["K-0", "--moves", "0,4"],
-    "--sizes '28;35': write integers such as 48,56,64": ["K-0", "--sizes", "28;35"],
-    "--moves '-1': write integers": ["K-0", "--moves=-1"],
+    "--sizes: '28;35' is not a size": ["K-0", "--sizes", "28;35"],
+    "choose 0 to": ["K-0", "--moves=-1"],
     "2 labels for 1 groups of runs": ["K-0", "--label", "a", "--label", "b"],
     "must end with .png or .svg": ["K-0", "-o", "wrong.pdf"],
     "the folder none does not exist": ["K-0", "-o", "none/wrong.png"],
@@ -109,6 +111,23 @@ def test_wrong_input_is_one_line_and_writes_nothing(place, message):
     assert done.stderr.startswith("irpe: ")
     assert done.stderr.count("\n") == 0
     assert sorted(place.iterdir()) == before
+
+
+def test_sizes_that_are_not_square(place):
+    done = show(place, "K-0", "--data", "photos", "--sizes", "28,14x35", "--json", "-o", "n.png")
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)["runs"]
+    assert list(run["top1_by_size"]) == ["14x35", "28"]
+
+
+def test_segmenters_are_seen_at_other_scales_whole_and_in_windows(tmp_path):
+    streets.train(streets.make_streets(tmp_path / "data", 4), tmp_path / "run", SEGMENTER)
+    done = show(tmp_path, "run", "--sizes", "1,1.5", "--json", "-o", "s.png")
+    assert done.returncode == 0, done.stderr
+    (run,) = json.loads(done.stdout)["runs"]
+    for key, sliding in (("mIoU_by_scale", []), ("mIoU_by_scale_sliding", ["--sliding"])):
+        done = irpe("eval", "run", "--scale", "1.5", *sliding, "--json", cwd=tmp_path)
+        assert run[key]["1.5"] == json.loads(done.stdout)["mIoU"]
 
 
 def test_other_classes_are_an_error(place):

@@ -57,10 +57,20 @@ def test_a_folder_becomes_a_model(tmp_path, monkeypatch, capsys, splits):
     assert all(table.any() for table in tables)
 
 
+@pytest.mark.slow
+def test_tables_can_be_solved_for_first(tmp_path, monkeypatch, capsys):
+    write_images(tmp_path / "images")
+    arguments = ("--epochs", "1", "--absolute", "solve", "--output", str(tmp_path / "model"))
+    run(monkeypatch, tmp_path / "images", *arguments)
+    assert "held-out images: cosine" in capsys.readouterr().out
+    (call,) = irpe.load_equipped(tmp_path / "model")._irpe_equipment
+    assert call.absolute == "none"
+
+
 def test_irpe_eval_prepares_images_as_the_example_does(tmp_path):
     import timm
-
     from irpe.cli.classifiers import as_classifier
+
     from irpe.tasks.classify.sources import open_evaluation
     from irpe.tasks.classify.transforms import eval_images
     from irpe.train.sampling import Sample

@@ -7,9 +7,11 @@ from hostile import (
     damages,
     disks,
     interruption,
+    modes,
     mounts,
     native,
     operators,
+    pictures,
     runs,
     transforms,
 )
@@ -20,6 +22,12 @@ QUICK, WHOLE = "quick", "whole"
 AREAS = {
     "operators": ("bucket maps and attention, every implementation, against NumPy", 60, 4000),
     "native": ("calls of any sizes of the compiled kernels, against the reference", 60, 20_000),
+    "modes": (
+        "calls with other threads, without values, of several gradients, in autocast, of nothing",
+        5,
+        1000,
+    ),
+    "pictures": ("images in every mode of Pillow, and with elements that are no shades", 2, 300),
     "files": ("damaged copies of 16 file formats, each a flipped bit or a cut", 20, 1000),
     "commands": ("the command line with bad arguments, a process each", 12, 400),
     "disks": ("commands that write to a full and to a read-only file system", 1, 11),
@@ -51,11 +59,12 @@ def run_area(name, size, folder):
         return run_disks(count, folder, ("full",) if size == QUICK else ("full", "read-only"))
     if name == "runs":
         return run(runs.cases(0, count, folder))
-    if name == "interruption":
-        return run(interruption.cases(0, count, folder))
-    return run(
-        {"native": native, "operators": operators, "transforms": transforms}[name].cases(0, count)
-    )
+    if name in ("interruption", "pictures"):
+        return run(
+            {"interruption": interruption, "pictures": pictures}[name].cases(0, count, folder)
+        )
+    of_calls = {"native": native, "operators": operators, "modes": modes, "transforms": transforms}
+    return run(of_calls[name].cases(0, count))
 
 
 def run_disks(count, folder, kinds):

@@ -27,9 +27,8 @@ from irpe.models.layout import read_checkpoint
 from irpe.recipes import RECIPES
 from irpe.tasks.classify.sources import open_split
 from irpe.tasks.detect.annotations.source import open_boxes
-from irpe.train.checkpoint import load_checkpoint, save_checkpoint
 from irpe.train.config import RUN_FILE
-from irpe.train.runs import read_config, read_metrics
+from irpe.train.run import Run, read_metrics
 
 
 @dataclass
@@ -88,12 +87,12 @@ def _make_checkpoint(folder):
         "history": [{"epoch": 1, "train_loss": 2.5}],
         "broken": [],
     }
-    save_checkpoint(folder / "checkpoint.pt", state)
+    Run(folder).save_checkpoint(state)
     return folder / "checkpoint.pt"
 
 
 def _read_checkpoint(folder):
-    return _values(load_checkpoint(folder / "checkpoint.pt")["model"])
+    return _values(Run(folder).checkpoint()["model"])
 
 
 def _make_safetensors(folder):
@@ -205,7 +204,7 @@ FORMATS = {
     "equipped safetensors": Format(
         _make_equipped("model.safetensors"), _read_equipped, has_checksum=True
     ),
-    "run.json": Format(_make_run, read_config, has_checksum=True),
+    "run.json": Format(_make_run, lambda folder: Run(folder).config, has_checksum=True),
     "metrics.csv": Format(_make_metrics, lambda f: read_metrics(f), has_end=False),
     "idx": Format(_make_idx("", bytes), _read_images),
     "idx.gz": Format(_make_idx(".gz", gzip.compress), _read_images, has_checksum=True),

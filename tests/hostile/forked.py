@@ -18,7 +18,6 @@ def serve():
     import irpe.cli.commands.train
     import irpe.cli.main
     import irpe.train.engine
-    import irpe.train.runs
     import irpe.viz.canvas
 
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from hostile.cases import Case
 import irpe
 from irpe.ops.impl.native import library
 
-TOLERANCE = 1e-4  # of the largest element
+TOLERANCE = 3e-5  # of the largest element of all results: terms of that size cancel out in some
 DIMS = [1, 2, 7, 8, 15, 16, 17, 24, 32, 33, 64, 70]
 ID_TYPES = [torch.uint8, torch.int16, torch.int32, torch.int64]
 ROLES = ["query", "key", "value", "bias"]
@@ -131,11 +131,10 @@ def check(seed):
     finally:
         torch.set_num_threads(threads)
         library.WORK_OF_A_THREAD = work
-    for index, (actual, expected) in enumerate(
-        zip(found, run("reference", torch.float64), strict=True)
-    ):
-        size = max(1.0, float(expected.detach().abs().max()))
-        error = float((actual - expected).detach().abs().max())
+    expected = run("reference", torch.float64)
+    size = max(1.0, *(float(x.detach().abs().max()) for x in expected))
+    for index, (x, exact) in enumerate(zip(found, expected, strict=True)):
+        error = float((x - exact).detach().abs().max())
         if not error <= TOLERANCE * size:
             return f"result {index}: error {error:.2e} where the largest element is {size:.2e}"
     return "equal"

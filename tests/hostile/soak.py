@@ -28,8 +28,8 @@ from hostile.runs import FORK, is_same, outcome  # noqa: E402
 from train import little, scenes  # noqa: E402
 
 from irpe.cli.main import main as main_of_irpe  # noqa: E402
-from irpe.progress import NO_PROGRESS  # noqa: E402
-from irpe.train.task import open_task  # noqa: E402
+from irpe.progress import silent  # noqa: E402
+from irpe.train.config import make_task  # noqa: E402
 
 DISK_BYTES = 320 << 20  # twice the checkpoint of the detector, and more
 BOUND = 300.0  # seconds in which a run ends that was asked to, on a machine with other work
@@ -59,7 +59,11 @@ class Soak:
         classifier = little.AUGMENTED.replace(data=str(images), channels=3, epochs=4)
         detector = scenes.CONFIG.replace(data=str(boxes), epochs=3)
         configs = [classifier, detector, classifier.replace(workers=1)]
-        self.configs = [open_task(config, NO_PROGRESS, None).config for config in configs]
+        self.configs = []
+        for config in configs:
+            task = make_task(config)
+            task.open("train", None, silent)  # which fills in the classes
+            self.configs.append(task.config)
         self.kinds = [KILL, STOP, CLOCK, TIMES, *[FULL] * has_disk]
         self.clock = folder / "clock"
         self.clock.write_text("0")

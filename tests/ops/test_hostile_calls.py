@@ -8,6 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 import irpe
 from irpe import BucketMap, Clip, RPESpec, bucket_maps, rpe_attention
 from irpe.ops.checks import check_call
+from irpe.ops.choose import IMPLEMENTATIONS
 from irpe.ops.impl.fast.slices import ALL, BOUNDS, Bounds, Slice, drop
 
 ENCODINGS = [
@@ -95,6 +96,39 @@ def test_tables_and_maps_of_mixed_sharing(mode, is_first_shared, is_first_for_al
         return [out, again, *torch.autograd.grad(out, leaves, case.grad_out)]
 
     assert_all_close(run(impl), run("reference"), 1e-10)
+
+
+@pytest.mark.parametrize("impl", IMPLEMENTATIONS)
+@pytest.mark.parametrize("text", ["product-contextual-qkv", "cross-bias-k"])
+def test_several_gradients_at_once_are_right_or_refused_with_the_remedy(text, impl):
+    """The Jacobian is made of them: a backward pass under vmap after a plain forward pass."""
+    encoding = irpe.RelativePositionEncoding(text, 2, 4, impl=impl)
+    q = torch.randn(1, 2, 6, 4, requires_grad=True)
+
+    def attend(q):
+        return encoding(q, q, q, grid=(2, 3))
+
+    try:
+        out = attend(q)
+    except irpe.UserError as error:
+        assert "cannot compute this call" in str(error)  # noqa: PT017  an implementation of others
+        return
+    grads = torch.randn(3, *out.shape)
+    one_by_one = [torch.autograd.grad(out, q, grad, retain_graph=True)[0] for grad in grads]
+    expected = torch.stack(one_by_one), torch.autograd.functional.jacobian(attend, q)
+    for compute, wanted in zip(
+        (
+            lambda: torch.autograd.grad(out, q, grads, is_grads_batched=True, retain_graph=True)[0],
+            lambda: torch.autograd.functional.jacobian(attend, q, vectorize=True),
+        ),
+        expected,
+        strict=True,
+    ):
+        if impl in ("reference", "plain"):
+            torch.testing.assert_close(compute(), wanted)
+        else:
+            with pytest.raises(NotImplementedError, match="impl='plain'"):
+                compute()
 
 
 @pytest.mark.parametrize("name", ENCODINGS)

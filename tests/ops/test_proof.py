@@ -13,7 +13,7 @@ from pathlib import Path
 import planted
 import pytest
 import torch
-from signatures import CPU, CROSS, call_of, prover_of
+from signatures import CPU, CROSS, K, call_of, prover_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -21,7 +21,9 @@ from irpe import UserError
 from irpe.ops.proof import verdicts
 from irpe.ops.proof.judge import judge
 from irpe.ops.proof.prepare import prepare_model
+from irpe.ops.proof.problem import small_problems
 from irpe.ops.proof.signature import signature_of, size_class_of
+from irpe.ops.proof.timing import seconds_of
 from irpe.ops.proof.verdicts import Record, Verdict, VerdictFile, cache_directory
 from irpe.profile.measure import peak_memory
 
@@ -427,3 +429,20 @@ def test_proofs_need_little_memory():
     """Less than 50 MB beside what PyTorch itself takes, for the largest signature."""
     large = CROSS._replace(dim=128, query="heads", key="heads", value="heads", maps="2", bits=8)
     assert peak_memory(lambda: judge(planted.Right, large, CPU)) < 50e6
+
+
+def test_proofs_and_timings_run_a_candidate_a_few_times():
+    """Two small problems, each twice for the same bits; once to compile, then seven times."""
+    calls = []
+
+    class Counted(planted.Right):
+        @staticmethod
+        def attention(call):
+            calls.append(call.q.shape[2])
+            return planted.Right.attention(call)
+
+    assert judge(Counted, K, CPU).error == ""
+    assert calls == [73, 73, 13, 13]
+    calls.clear()
+    seconds_of(Counted, small_problems(K, CPU)[1])
+    assert 2 <= len(calls) <= 8

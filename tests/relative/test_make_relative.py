@@ -2,6 +2,7 @@
 
 import copy
 import json
+import signal
 import threading
 
 import pytest
@@ -163,6 +164,21 @@ def test_interruption_leaves_the_model_as_it_was(step):
     before = state_of(model)
     with pytest.raises(KeyboardInterrupt):
         irpe.make_relative(model, some_images(), "product-bias-k", listen=interrupts_at(step))
+    assert state_of(model) == before
+    assert threading.active_count() == threads
+
+
+def test_a_signal_while_a_pass_runs_leaves_the_model_as_it_was():
+    model, threads, once = make_positional_vit(), threading.active_count(), [signal.SIGINT]
+
+    def interrupt(*_):
+        if once:
+            signal.pthread_kill(threading.main_thread().ident, once.pop())
+
+    model.blocks[1].mlp.register_forward_hook(interrupt)
+    before = state_of(model)
+    with pytest.raises(KeyboardInterrupt):
+        irpe.make_relative(model, some_images(), "product-bias-k")
     assert state_of(model) == before
     assert threading.active_count() == threads
 

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import torch
 
-from irpe.progress import NO_PROGRESS, NoProgress
+from irpe.progress import silent
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.classify.model import build_model
 from irpe.tasks.classify.sources import Subset, open_images
 from irpe.tasks.classify.task import ClassificationTask
-from irpe.train.engine import Trainer, fit
+from irpe.train.engine import Trainer
 from irpe.train.image_files import BrokenImageError
 from irpe.train.processes import make_accelerator
-from irpe.train.runs import save_model
+from irpe.train.run import Run
 
 CONFIG = ClassifierConfig(
     model="vit_tiny_patch16_224",
@@ -67,29 +67,31 @@ class Damaged:
         return str(index)
 
 
-class StopAt(NoProgress):
+class StopAt:
     """Sends a signal to this process after some steps."""
 
     def __init__(self, step, number=signal.SIGTERM):
         self.at, self.number = step, number
 
-    def step(self, done, values):
-        if done == self.at:
+    def __call__(self, event):
+        if event.work == "training" and event.done == self.at:
             os.kill(os.getpid(), self.number)
 
 
-def task(config=CONFIG, count=48):
-    return ClassificationTask(config, *little(count))
+def task(config=CONFIG, count=48, sources=None):
+    job = ClassificationTask(config)
+    job.sources = dict(zip(("train", "val"), sources or little(count), strict=True))
+    return job
 
 
-def train(directory, config=CONFIG, progress=NO_PROGRESS):
+def train(directory, config=CONFIG, listen=silent, sources=None):
     """Returns what a run found."""
     accelerator = make_accelerator(config.precision)
-    return fit(task(config), Path(directory), accelerator, progress)
+    return Trainer(task(config, sources=sources), Run(directory), accelerator, listen).fit()
 
 
 def trainer(directory, config=CONFIG):
-    return Trainer(task(config), Path(directory), make_accelerator(), NO_PROGRESS)
+    return Trainer(task(config), Run(directory), make_accelerator())
 
 
 def write_run(directory, config=CONFIG):
@@ -101,5 +103,5 @@ def write_run(directory, config=CONFIG):
     model = build_model(config, 10)
     for weights in model.parameters():
         torch.nn.init.normal_(weights, std=0.4)
-    save_model(directory, model)
+    Run(directory).save_model(model)
     return directory

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from irpe.train.checkpoint import load_checkpoint
+from irpe.train.run import Run
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {
@@ -43,7 +43,7 @@ def wait_for(path, process):
 
 def position(path):
     """Where a run stands; a checkpoint that exists can always be read."""
-    state = load_checkpoint(path) if path.exists() else {"epoch": 0, "step": 0}
+    state = Run(path.parent).checkpoint() if path.exists() else {"epoch": 0, "step": 0}
     return state["epoch"], state["step"]
 
 

@@ -8,11 +8,10 @@ import timm
 import torch
 from PIL import Image, ImageDraw
 
-from irpe.progress import NO_PROGRESS
+from irpe.progress import silent
 from irpe.tasks.detect.config import DetectorConfig
-from irpe.tasks.detect.task import open_task
-from irpe.train.engine import fit
-from irpe.train.processes import make_accelerator
+from irpe.tasks.detect.task import DetectionTask
+from irpe.train.engine import train as run_training
 
 COLOURS = {"red": (220, 30, 30), "blue": (30, 30, 220)}
 CONFIG = DetectorConfig(
@@ -85,9 +84,9 @@ def make_scenes(root, count=8):
 
 
 def task(data, config=CONFIG):
-    return open_task(config.replace(data=str(data)))
+    return DetectionTask(config.replace(data=str(data)))
 
 
-def train(data, directory, config=CONFIG, progress=NO_PROGRESS):
+def train(data, directory, config=CONFIG, listen=silent):
     """Returns what a run found."""
-    return fit(task(data, config), Path(directory), make_accelerator(), progress)
+    return run_training(config.replace(data=str(data)), directory, listen)

@@ -6,11 +6,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from irpe.progress import NO_PROGRESS
+from irpe.progress import silent
 from irpe.tasks.segment.config import SegmenterConfig
-from irpe.tasks.segment.task import open_task
-from irpe.train.engine import fit
-from irpe.train.processes import make_accelerator
+from irpe.tasks.segment.task import SegmentationTask
+from irpe.train.engine import train as run_training
 
 VOID = 3
 CLASSES = ("sky", "road", "car")
@@ -71,9 +70,9 @@ SHARED = CONFIG.replace(optimizer="sgd", lr=1e-1, device_batch_size=1)
 
 
 def task(data, config=CONFIG):
-    return open_task(config.replace(data=str(data)))
+    return SegmentationTask(config.replace(data=str(data)))
 
 
-def train(data, directory, config=CONFIG, progress=NO_PROGRESS):
+def train(data, directory, config=CONFIG, listen=silent):
     """Returns what a run found."""
-    return fit(task(data, config), Path(directory), make_accelerator(), progress)
+    return run_training(config.replace(data=str(data)), directory, listen)

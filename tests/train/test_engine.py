@@ -12,13 +12,9 @@ from signatures import prover_of
 from train.little import AUGMENTED, CONFIG, Damaged, StopAt, little, task, train, trainer
 from train.processes import kill_again_and_again, position, start, wait_for
 
-from irpe.progress import NoProgress
-from irpe.tasks.classify.task import ClassificationTask
 from irpe.train import engine
-from irpe.train.checkpoint import load_checkpoint, save_checkpoint
-from irpe.train.engine import fit
-from irpe.train.processes import make_accelerator
-from irpe.train.runs import load_run, read_config, read_metrics
+from irpe.train.evaluation import evaluate
+from irpe.train.run import Run, load_run, read_metrics
 from irpe.train.signals import StoppedError
 
 # Without anything random, and with an optimizer that does not amplify rounding.
@@ -57,7 +53,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path, whole, stop):
     assert same(expected.model, resumed.model)
     assert without_times(expected.history) == without_times(resumed.history)
     assert same(expected.model, load_run(tmp_path / "run"))
-    states = [load_checkpoint(path / "checkpoint.pt") for path in (directory, tmp_path / "run")]
+    states = [Run(path).checkpoint() for path in (directory, tmp_path / "run")]
     moments = [state["optimizer"]["state"] for state in states]
     for index, values in moments[0].items():
         for name, value in values.items():
@@ -75,11 +71,8 @@ def test_a_run_takes_the_implementations_that_it_took_before(tmp_path, monkeypat
     with pytest.raises(StoppedError):
         train(tmp_path / "run", PLAIN, StopAt(2))
     assert second.recorded == {"a call": "triton"}
-    state = load_checkpoint(tmp_path / "run" / "checkpoint.pt")
+    state = Run(tmp_path / "run").checkpoint()
     assert state["implementations"] == {"a call": "triton"}
-    del state["implementations"]
-    save_checkpoint(tmp_path / "checkpoint.pt", state)
-    assert load_checkpoint(tmp_path / "checkpoint.pt")["implementations"] == {}
 
 
 def test_an_interrupt_stops_a_run_too_and_the_handlers_are_put_back(tmp_path):
@@ -112,7 +105,7 @@ def test_a_compiled_run_is_the_run(tmp_path, single):
 
 def test_a_run_leaves_its_files_and_returns_what_they_hold(whole):
     config, directory, found = whole
-    stored = read_config(directory)
+    stored = Run(directory).config
     assert stored == config.replace(classes=stored.classes)
     assert (len(stored.classes), stored.classes[1]) == (10, "trouser")
     with (directory / "metrics.csv").open() as file:
@@ -121,7 +114,7 @@ def test_a_run_leaves_its_files_and_returns_what_they_hold(whole):
     assert {"lr", "train_loss", "val_loss", "top1", "top5", "seconds"} <= set(rows[0])
     assert [{k: float(v) for k, v in row.items()} for row in rows] == found.history
     assert read_metrics(directory)["top5"] == [row["top5"] for row in found.history]
-    assert found.score.top1 == found.history[-1]["top1"]
+    assert found.score.value == found.history[-1]["top1"]
     assert list((directory / "tensorboard").iterdir())
     assert not (directory / "wandb").exists()  # it was not asked for
 
@@ -147,15 +140,15 @@ def test_evaluation_every_second_epoch_and_at_the_end(tmp_path):
     assert [value == value for value in columns["top1"]] == [False, True, True]
 
 
-class Watch(NoProgress):
+class Watch:
     def __init__(self):
         self.rates, self.reports = [], []
 
-    def step(self, done, values):
-        self.rates.append(values["lr"])
-
-    def report(self, name, values):
-        self.reports.append(name)
+    def __call__(self, event):
+        if event.result is not None:
+            self.reports.append(event.work)
+        elif "lr" in event.values:
+            self.rates.append(event.values["lr"])
 
 
 def test_the_learning_rate_warms_up_and_falls(tmp_path):
@@ -183,14 +176,14 @@ def test_tables_have_no_weight_decay(tmp_path):
 
 def test_the_average_is_saved_and_evaluated(whole):
     config, directory, found = whole
-    state = load_checkpoint(directory / "checkpoint.pt")
+    state = Run(directory).checkpoint()
     if not config.ema_decay:
         assert state["average"] is None
         return
     assert not torch.equal(state["model"]["head.weight"], state["average"]["head.weight"])
     assert torch.equal(found.model.state_dict()["head.weight"], state["average"]["head.weight"])
-    score = task(config).evaluate(found.model, make_accelerator())
-    assert score == found.score
+    (again,) = evaluate((task(config), found.model))
+    assert again.score == found.score
 
 
 def test_a_loss_that_is_not_finite_stops_with_step_and_files(tmp_path):
@@ -201,13 +194,13 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_files(tmp_path):
 @pytest.mark.parametrize(("broken", "limit", "fails"), [({5}, 0.5, False), ({1, 5, 7}, 0.05, True)])
 def test_broken_images_up_to_a_fraction(tmp_path, broken, limit, fails):
     config = CONFIG.replace(max_broken=limit, epochs=1)
-    job = ClassificationTask(config, Damaged(broken, count=48), little()[1])
+    sources = Damaged(broken, count=48), little()[1]
     if fails:
         with pytest.raises(ValueError, match=r"3 of 48 images cannot be read.*max_broken = 0.05"):
-            fit(job, tmp_path / "run", make_accelerator())
+            train(tmp_path / "run", config, sources=sources)
         return
-    fit(job, tmp_path / "run", make_accelerator())
-    assert load_checkpoint(tmp_path / "run/checkpoint.pt")["broken"] == [5]
+    train(tmp_path / "run", config, sources=sources)
+    assert Run(tmp_path / "run").checkpoint()["broken"] == [5]
 
 
 @pytest.mark.parametrize(
@@ -240,56 +233,17 @@ def test_what_cannot_be_trained(tmp_path, changes, match):
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 
-def test_a_checkpoint_of_another_run_is_refused(whole):
+def test_a_state_that_does_not_fit_is_refused_and_left(tmp_path, whole):
     config, directory, _ = whole
-    with pytest.raises(ValueError, match="does not fit the run's configuration"):
-        train(directory, config.replace(encoding="none", absolute="keep"))
-
-
-def with_optimizer(change):
-    """Returns a change of a state that changes the optimizer's state of the first parameter."""
-
-    def changed(state):
-        moments = state["optimizer"]["state"]
-        return {"optimizer": {**state["optimizer"], "state": {**moments, 0: change(moments[0])}}}
-
-    return changed
-
-
-BAD_STATES = {
-    "epoch": lambda state: {"epoch": 3},
-    "step": lambda state: {"step": 10**12},
-    "step after the end": lambda state: {"step": 1},
-    "history": lambda state: {"history": state["history"][:1]},
-    "broken": lambda state: {"broken": [48]},
-    "bytes": lambda state: {"model": {k: v.byte() for k, v in state["model"].items()}},
-    "no average": lambda state: {"average": {}},
-    "moment": with_optimizer(lambda moment: {**moment, "exp_avg": torch.zeros(3)}),
-    "text for a moment": with_optimizer(lambda moment: {**moment, "exp_avg_sq": "text"}),
-    "optimizer step": with_optimizer(lambda moment: {**moment, "step": torch.tensor(1e9)}),
-    "text for a setting": lambda state: {
-        "optimizer": {
-            **state["optimizer"],
-            "param_groups": [{**g, "betas": "text"} for g in state["optimizer"]["param_groups"]],
-        }
-    },
-    "no groups": lambda state: {"optimizer": {"state": {}, "param_groups": []}},
-}
-
-
-@pytest.mark.parametrize("change", BAD_STATES.values(), ids=BAD_STATES)
-def test_a_state_that_does_not_fit_is_refused_and_left(tmp_path, whole, change):
-    config, directory, _ = whole
-    state = load_checkpoint(directory / "checkpoint.pt")
-    if change is BAD_STATES["no average"] and not config.ema_decay:
-        pytest.skip("this run has no average")
-    copy = shutil.copytree(directory, tmp_path / "run")
-    save_checkpoint(copy / "checkpoint.pt", {**state, **change(state)})
-    before = {path: path.read_bytes() for path in copy.rglob("*.*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"checkpoint\.pt does not fit the run's configuration: "):
-        train(copy, config)
-    del before[copy / ".lock"]
-    assert all(path.read_bytes() == content for path, content in before.items())
+    state = Run(directory).checkpoint()
+    run = Run(shutil.copytree(directory, tmp_path / "run"))
+    moments = state["optimizer"]
+    for change in ({"step": 10**12}, {"model": {}}, {"optimizer": {**moments, "param_groups": []}}):
+        run.save_checkpoint({**state, **change})
+        before = (tmp_path / "run/checkpoint.pt").read_bytes()
+        with pytest.raises(ValueError, match="does not fit its configuration"):
+            train(tmp_path / "run", config)
+        assert (tmp_path / "run/checkpoint.pt").read_bytes() == before
 
 
 SWIN = CONFIG.replace(
@@ -313,13 +267,14 @@ def test_a_swin_without_its_own_bias_trains(tmp_path):
 
 
 def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    with trainer(tmp_path / "run") as run:
+    run = trainer(tmp_path / "run")
+    with run.run.locked():
         run.save()
         with torch.no_grad():
             run.raw.head.bias[0] = float("nan")
         with pytest.raises(FloatingPointError, match="the last checkpoint is untouched"):
             run.save()
-    state = load_checkpoint(tmp_path / "run/checkpoint.pt")
+    state = Run(tmp_path / "run").checkpoint()
     assert bool(state["model"]["head.bias"].isfinite().all())
 
 
@@ -327,7 +282,7 @@ def test_what_a_killed_run_left_half_written_is_removed(tmp_path):
     (tmp_path / "run/model").mkdir(parents=True)
     (tmp_path / "run/.checkpoint.pt.x1y2").write_text("half")
     (tmp_path / "run/model/.model.safetensors.x1y2").write_text("half")
-    with trainer(tmp_path / "run"):
+    with Run(tmp_path / "run").locked():
         pass
     assert not list((tmp_path / "run").glob(".checkpoint*"))
     assert not list((tmp_path / "run/model").iterdir())
@@ -383,7 +338,7 @@ def test_kill_9_at_any_moment_damages_nothing_and_loses_a_step_at_most(tmp_path)
     kill_again_and_again(lambda: start("-c", LONG, tmp_path / "run"), path, 10)
     assert start("-c", LONG, tmp_path / "run").wait() == 0
     assert start("-c", LONG, tmp_path / "whole").wait() == 0
-    killed, whole = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("run", "whole"))
+    killed, whole = (Run(tmp_path / n).checkpoint() for n in ("run", "whole"))
     assert position(path) == (24, 0)
     assert all(torch.equal(v, killed["model"][n]) for n, v in whole["model"].items())
     assert all(torch.equal(v, killed["average"][n]) for n, v in whole["average"].items())

@@ -5,8 +5,9 @@ import sys
 import pytest
 from train.little import CONFIG, task
 
-from irpe.train.engine import fit
+from irpe.train.engine import Trainer
 from irpe.train.processes import make_accelerator
+from irpe.train.run import Run
 
 
 def test_a_service_needs_its_extra(monkeypatch):
@@ -24,7 +25,7 @@ def test_steps_and_epochs_are_logged_to_one_run_that_goes_on(tmp_path, monkeypat
     monkeypatch.setenv("WANDB_MODE", "offline")
     for epochs in (2, 3):
         config = CONFIG.replace(epochs=epochs)
-        fit(task(config), tmp_path / "run", make_accelerator(log="wandb"))
+        Trainer(task(config), Run(tmp_path / "run"), make_accelerator(log="wandb")).fit()
         (tmp_path / "run/run.json").unlink()  # so that more epochs are accepted
     folder = tmp_path / "run/wandb"
     files = sorted(folder.glob("offline-run-*/*.wandb"))

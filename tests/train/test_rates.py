@@ -9,25 +9,34 @@ import irpe
 from irpe.core.learning_rates import ABSOLUTE_LR, TABLE_LR
 from irpe.profile.cost import COMPARED
 from irpe.recipes import RECIPES
+from irpe.tasks.classify.sources import EMBEDDED_CLASSES
 from irpe.train import optim
+from irpe.train.evaluation import measure_effect_of
 from irpe.train.optim import build_optimizer, build_schedule, learns_tables, rate_fields
-from irpe.train.overview import describe_run, effect_on_images
+from irpe.train.overview import describe_run
 from irpe.train.processes import make_accelerator
-from irpe.train.runs import read_metrics
+from irpe.train.run import read_metrics
 
 BOTH = CONFIG.replace(absolute="keep", lr=1e-2, table_lr=7.0, absolute_lr=0.5, weight_decay=0.3)
 
 
+def opened(config):
+    """A task whose classes are known."""
+    job = task(config)
+    job.open("train", None)
+    return job
+
+
 def settings_by_name(config):
-    model = task(config).build()
+    model = opened(config).build()
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = build_optimizer(task(config).optimizer_groups(model), config).param_groups
+    groups = build_optimizer(task(config).groups(model), config).param_groups
     return {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
 
 
 def test_tables_and_the_absolute_encoding_have_rates_of_their_own():
     found = settings_by_name(BOTH)
-    assert len(found) == len(list(task(BOTH).build().parameters()))
+    assert len(found) == len(list(opened(BOTH).build().parameters()))
     assert found["pos_embed"] == (5e-3, 0)
     tables = {name for name in found if ".rpe." in name}
     assert len(tables) == 6
@@ -38,8 +47,8 @@ def test_tables_and_the_absolute_encoding_have_rates_of_their_own():
 
 def test_the_rate_that_is_logged_is_the_models(tmp_path):
     config = BOTH.replace(warmup_epochs=1, warmup_lr=0.0, min_lr=0.0)
-    model = task(config).build()
-    optimizer = build_optimizer(task(config).optimizer_groups(model), config)
+    model = opened(config).build()
+    optimizer = build_optimizer(task(config).groups(model), config)
     schedule = build_schedule(optimizer, config, 10)
     for step in (3, 10, 17):
         schedule.step_update(step)
@@ -62,9 +71,9 @@ def test_an_optimizer_without_rates_for_groups_is_refused(monkeypatch):
         return torch.optim.SGD([p for group in groups for p in group["params"]], lr=lr)
 
     monkeypatch.setattr(optim, "create_optimizer_v2", ignores_rates)
-    model = task(BOTH).build()
+    model = opened(BOTH).build()
     with pytest.raises(ValueError, match="'adamw' does not take a learning rate for each group"):
-        build_optimizer(task(BOTH).optimizer_groups(model), BOTH)
+        build_optimizer(task(BOTH).groups(model), BOTH)
 
 
 def test_the_effect_of_the_encoding_is_in_the_table_of_epochs(tmp_path):
@@ -72,7 +81,7 @@ def test_the_effect_of_the_encoding_is_in_the_table_of_epochs(tmp_path):
     fast = train(tmp_path / "fast", CONFIG.replace(table_lr=10.0))
     assert slow.effect < fast.effect / 100
     assert read_metrics(tmp_path / "fast")["effect"][-1] == fast.effect
-    again = effect_on_images(task(), fast.model, make_accelerator())
+    again = measure_effect_of(task(), fast.model, make_accelerator())
     assert again == fast.effect
     plain = train(tmp_path / "plain", CONFIG.replace(encoding="none", absolute="keep"))
     assert plain.effect is None
@@ -80,7 +89,9 @@ def test_the_effect_of_the_encoding_is_in_the_table_of_epochs(tmp_path):
 
 
 def test_a_run_is_described():
-    facts = describe_run(task(BOTH), 1234, torch.device("cpu"))
+    images = [task(BOTH).open(split) for split in ("train", "val")]
+    config = BOTH.replace(classes=EMBEDDED_CLASSES)
+    facts = describe_run(config, *images, 1234, torch.device("cpu"))
     assert facts["model"] == (
         "vit_tiny_patch16_224 patch_size=7 embed_dim=16 depth=2 num_heads=2, 1,234 parameters"
     )
@@ -90,7 +101,7 @@ def test_a_run_is_described():
     assert facts["device"].startswith("cpu, ")
     assert facts["budget"] == "2 epochs, batch 8, learning rate 0.01 (7 times that for tables)"
     for encoding in ("none", "rope-axial", "alibi-2d"):
-        plain = describe_run(task(BOTH.replace(encoding=encoding)), 1234, torch.device("cpu"))
+        plain = describe_run(config.replace(encoding=encoding), *images, 1, torch.device("cpu"))
         assert plain["budget"] == "2 epochs, batch 8, learning rate 0.01"
 
 

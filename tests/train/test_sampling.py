@@ -47,7 +47,7 @@ def test_epochs_and_seeds_differ():
 def test_copies_of_an_image_are_augmented_differently():
     found: dict[int, list[torch.Tensor]] = {}
     for batch in batches(NO_MIXING):
-        for image, index in zip(batch.images, batch.indices.tolist(), strict=True):
+        for image, index in zip(batch.images, batch.indices, strict=True):
             found.setdefault(index, []).append(image)
     copies = [images for images in found.values() if len(images) == 3]
     assert len(copies) == 16

@@ -14,11 +14,8 @@ from train import little
 from train.processes import ENVIRONMENT, ROOT, position
 from train.test_two_processes import CLASSIFIER
 
-from irpe.progress import NO_PROGRESS
-from irpe.train.checkpoint import load_checkpoint
-from irpe.train.engine import fit
-from irpe.train.processes import make_accelerator
-from irpe.train.task import open_task
+from irpe.train.engine import train
+from irpe.train.run import Run
 
 pytestmark = pytest.mark.slow
 BOUND = 600  # seconds in which a job has ended, on a machine with other work
@@ -67,8 +64,8 @@ def test_the_script_for_slurm_stops_and_goes_on(tmp_path):
             image, label = source.read(index)
             (data / split / str(label)).mkdir(parents=True, exist_ok=True)
             image.save(data / split / str(label) / f"{index}.png")
-    task = open_task(CONFIG.replace(data=str(data)), NO_PROGRESS, None)
-    (tmp_path / "run.json").write_text(task.config.to_json())
+    config = CONFIG.replace(data=str(data))
+    (tmp_path / "run.json").write_text(config.to_json())
     script.write_text(script_for(run, tmp_path / "run.json"))
 
     def state_of(job):
@@ -85,10 +82,9 @@ def test_the_script_for_slurm_stops_and_goes_on(tmp_path):
         wait_until(lambda: state_of(second) in {"COMPLETED", "FAILED"}, script)
         said = Path(f"{script}.output").read_text()
         assert state_of(second) == "COMPLETED", said
-    found = load_checkpoint(run / "checkpoint.pt")
-    (tmp_path / "one").mkdir()
-    fit(task, tmp_path / "one", make_accelerator())
-    expected = load_checkpoint(tmp_path / "one" / "checkpoint.pt")
+    found = Run(run).checkpoint()
+    train(config, tmp_path / "one")
+    expected = Run(tmp_path / "one").checkpoint()
     assert found["epoch"] == expected["epoch"] == CONFIG.epochs
     for name, value in expected["model"].items():
         assert torch.allclose(found["model"][name], value, atol=1e-5), name

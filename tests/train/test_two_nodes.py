@@ -13,11 +13,8 @@ from train.nodes import Nodes
 from train.processes import wait_for
 from train.test_two_processes import CLASSIFIER
 
-from irpe.progress import NO_PROGRESS
-from irpe.train.checkpoint import load_checkpoint
-from irpe.train.engine import fit
-from irpe.train.processes import make_accelerator
-from irpe.train.task import open_task
+from irpe.train.engine import train
+from irpe.train.run import Run
 
 pytestmark = pytest.mark.slow
 TIMEOUT = "10"  # seconds that a process waits for the other one
@@ -35,15 +32,15 @@ def task(tmp_path_factory):
             image, label = source.read(index)
             (data / split / str(label)).mkdir(parents=True, exist_ok=True)
             image.save(data / split / str(label) / f"{index}.png")
-    return open_task(CONFIG.replace(data=str(data)), NO_PROGRESS, None)
+    return CONFIG.replace(data=str(data))
 
 
 @pytest.fixture(scope="module")
 def expected(task, tmp_path_factory):
     """What one process trains."""
     directory = tmp_path_factory.mktemp("one")
-    fit(task, directory, make_accelerator())
-    return load_checkpoint(directory / "checkpoint.pt")
+    train(task, directory)
+    return Run(directory).checkpoint()
 
 
 @pytest.fixture
@@ -76,7 +73,7 @@ def check_to_the_end(nodes, run, expected):
     started, logs = start(nodes, run)
     for process, log in zip(started, logs, strict=True):
         assert process.wait(BOUND) == 0, log.read_text()
-    found = load_checkpoint(run / "checkpoint.pt")
+    found = Run(run).checkpoint()
     assert found["epoch"] == CONFIG.epochs
     for name, value in expected["model"].items():
         torch.testing.assert_close(found["model"][name], value, atol=1e-5, rtol=0, msg=name)

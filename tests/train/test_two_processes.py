@@ -4,31 +4,25 @@ All of it runs in one start of torchrun, for most of its time goes into imports.
 """
 
 import json
-from dataclasses import asdict
 
 import pytest
 import torch
 from cli.terminal import irpe
-from tasks.detect.detections import scene
 from train import little, scenes, streets
 from train.processes import torchrun
 
-from irpe.tasks.detect.scores import score_boxes
-from irpe.train.checkpoint import load_checkpoint
+from irpe.train.run import Run
 
 RUNS = {name: (f"one-{name}", name) for name in ("classifier", "detector", "segmenter")}
 CLASSIFIER = little.CONFIG.replace(flip=0.0, drop_path=0.0)
 
 SCRIPT = """
-import dataclasses, json, os, sys
+import os, sys
 from contextlib import redirect_stdout
-from pathlib import Path
 import torch
 from train import little, scenes, streets
-from tasks.detect.detections import scene
 from train.test_two_processes import CLASSIFIER
 from irpe.cli.main import understand
-from irpe.tasks.detect.scores import gather_detections, score_boxes
 from irpe.train.processes import make_accelerator
 
 data, pixels, folder = sys.argv[1:]
@@ -43,12 +37,6 @@ scenes.train(data, "detector", scenes.SHARED)
 streets.train(pixels, "segmenter", streets.SHARED)
 segformer = streets.train(pixels, "segformer", streets.SEGFORMER.replace(ema_decay=0.5))
 torch.save(segformer.model.state_dict(), f"segformer.{rank}")
-
-content, detections = scene(3, images=5)
-images = ({1, 3, 5}, {2, 4, 1})[rank]  # image 1 is seen twice
-own = [one for one in detections if one["image_id"] in images]
-score = score_boxes(content, gather_detections(own, accelerator))
-Path(f"score.{rank}").write_text(json.dumps(dataclasses.asdict(score)))
 
 for name, options in {"classifier": [], "detector": ["-o", "eval", "--batch-size", "1"]}.items():
     with open(f"{name}.{rank}", "w") as file, redirect_stdout(file):
@@ -81,7 +69,7 @@ def test_two_processes_evaluate_and_save_one_model(folder):
 
 
 def test_two_processes_train_the_classifier_that_one_trains(folder):
-    one, two = (load_checkpoint(folder / n / "checkpoint.pt") for n in RUNS["classifier"])
+    one, two = (Run(folder / n).checkpoint() for n in RUNS["classifier"])
     assert one["epoch"] == two["epoch"] == 2  # 12 steps
     for name, value in one["model"].items():
         atol = 1e-5 * (CLASSIFIER.table_lr if ".rpe." in name else 1)  # Adam's steps are the rate
@@ -93,7 +81,7 @@ def test_two_processes_train_the_classifier_that_one_trains(folder):
 
 
 def test_two_processes_in_micro_batches_train_the_detector_that_one_trains(folder):
-    one, two = (load_checkpoint(folder / n / "checkpoint.pt") for n in RUNS["detector"])
+    one, two = (Run(folder / n).checkpoint() for n in RUNS["detector"])
     assert one["epoch"] == two["epoch"] == 2
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, atol=2e-5, rtol=0, msg=name)
@@ -102,19 +90,13 @@ def test_two_processes_in_micro_batches_train_the_detector_that_one_trains(folde
 
 
 def test_two_processes_in_micro_batches_train_the_segmenter_that_one_trains(folder):
-    one, two = (load_checkpoint(folder / n / "checkpoint.pt") for n in RUNS["segmenter"])
+    one, two = (Run(folder / n).checkpoint() for n in RUNS["segmenter"])
     assert one["epoch"] == two["epoch"] == 2
     for name, value in one["model"].items():
         torch.testing.assert_close(two["model"][name], value, atol=2e-5, rtol=0, msg=name)
     for row_of_one, row_of_two in zip(one["history"], two["history"], strict=True):
         assert row_of_one["train_loss"] == pytest.approx(row_of_two["train_loss"], abs=1e-5)
         assert row_of_one["mIoU"] == pytest.approx(row_of_two["mIoU"], abs=0.5)  # few pixels flip
-
-
-def test_two_processes_score_the_detections_that_one_scores(folder):
-    expected = asdict(score_boxes(*scene(3, images=5)))
-    for rank in range(2):
-        assert json.loads((folder / f"score.{rank}").read_text()) == expected
 
 
 @pytest.mark.parametrize("name", ["classifier", "detector"])

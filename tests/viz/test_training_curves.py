@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from irpe.train import Measure
 from irpe.viz import plot_training
 
 NAN = math.nan
@@ -37,7 +38,7 @@ def test_curves_are_the_metrics():
     figure = plot_training({"a": CLASSIFIER, "b": {**CLASSIFIER, "top1": [50.0, 55.0]}})
     accuracy, loss = figure.axes
     assert [line.get_ydata().tolist() for line in accuracy.lines] == [[40.5, 60.0], [50.0, 55.0]]
-    assert legend(figure) == ["a: 60.0 %", "b: 55.0 %"]
+    assert legend(figure) == ["a: 60.00", "b: 55.00"]
     assert [line.get_ydata().tolist() for line in loss.lines] == [[1.5, 1.0], [2.0, 1.25]] * 2
 
 
@@ -47,7 +48,7 @@ def test_seeds_have_one_colour_and_one_entry():
     figure = plot_training({"a": [CLASSIFIER, other], "b": [other]})
     colours = [line.get_color() for line in figure.axes[0].lines]
     assert colours[0] == colours[1] != colours[2]
-    assert legend(figure) == ["a: 60.0 %, 55.0 %", "b: 55.0 %"]
+    assert legend(figure) == ["a: 60.00, 55.00", "b: 55.00"]
 
 
 @pytest.mark.parametrize("count", [12, 40])
@@ -62,28 +63,24 @@ def test_a_legend_of_many_runs_is_smaller_than_the_plot(count):
     assert named == list(range(max(0, count - 16), count))  # those with the best scores
 
 
-def test_detectors_show_average_precision():
+def test_another_score_is_drawn_by_its_measure():
     pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
-    metrics = {
-        "epoch": [1.0, 2.0, 3.0],
-        "train_loss": [17.0, 12.0, 11.0],
-        "AP": [NAN, 0.1, 0.2],
-        "AP50": [NAN, 0.25, 0.5],
-    }
-    figure = plot_training({"a": metrics})
-    score, loss = figure.axes
-    drawn = [line.get_xydata().tolist() for line in score.lines]
-    assert drawn == [[[2.0, 0.1], [3.0, 0.2]], [[2.0, 0.25], [3.0, 0.5]]]
-    assert legend(figure) == ["a: AP 0.200"]
+    metrics = {"epoch": [1.0, 2.0, 3.0], "train_loss": [17.0, 12.0, 11.0], "AP": [NAN, 0.1, 0.2]}
+    score, loss = plot_training({"a": metrics}).axes
+    assert [line.get_xydata().tolist() for line in score.lines] == [[[2.0, 0.1], [3.0, 0.2]]]
     assert [line.get_ydata().tolist() for line in loss.lines] == [[17.0, 12.0, 11.0]]
     assert all(line.get_marker() == "None" for line in score.lines)
+    error = Measure("AP", "error", "%", higher_is_better=False, digits=3)
+    figure = plot_training({"a": metrics}, error)
+    assert legend(figure) == ["a: 0.100"]
+    assert "error" in figure.axes[0].get_ylabel()
     alone = {name: values[:2] for name, values in metrics.items()}
     score, loss = plot_training({"a": alone}).axes
-    assert [line.get_marker() for line in (*score.lines, *loss.lines)] == ["o", "o", "None"]
-    with pytest.raises(ValueError, match="draw them apart"):
+    assert [line.get_marker() for line in (*score.lines, *loss.lines)] == ["o", "None"]
+    with pytest.raises(ValueError, match="the table of b has no column 'AP'"):
         plot_training({"a": metrics, "b": CLASSIFIER})
 
 
-def test_a_missing_column_is_named():
-    with pytest.raises(ValueError, match="the table of a has no column 'val_loss'"):
-        plot_training({"a": {"epoch": [1.0], "train_loss": [2.0], "top1": [3.0]}})
+def test_a_table_without_a_score_is_refused():
+    with pytest.raises(ValueError, match="have no score beside epoch, train_loss"):
+        plot_training({"a": {"epoch": [1.0], "train_loss": [2.0]}})

@@ -11,24 +11,19 @@ from typing import Any
 
 from irpe.ablation.machine import describe_machine
 from irpe.ablation.rows import AblationRow, check_rows
-from irpe.ablation.shifts import classify_shifted
 from irpe.errors import UserError
 from irpe.files import clean_name, write_text
-from irpe.progress import NO_PROGRESS, Event, Listener, silent
-from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.sources import hold_out, open_images
-from irpe.tasks.classify.task import ClassificationTask
-from irpe.tasks.segment.config import SegmenterConfig
-from irpe.tasks.segment.task import SegmentationTask
-from irpe.tasks.segment.task import open_split as open_pixels_of
-from irpe.train.engine import fit
-from irpe.train.overview import effect_on_images
+from irpe.progress import Listener, silent
+from irpe.train.config import RunConfig, make_task
+from irpe.train.engine import Trainer
+from irpe.train.evaluation import evaluate, measure_effect_of
+from irpe.train.image_lists import held_out_indices
 from irpe.train.processes import make_accelerator
-from irpe.train.score import Measure, Score
-from irpe.train.task import Task, open_task
+from irpe.train.run import Run
+from irpe.train.sampling import Part
+from irpe.train.score import Score
+from irpe.train.task import Condition, Split, Task
 
-AblationConfig = ClassifierConfig | SegmenterConfig
-AblationTask = ClassificationTask | SegmentationTask
 _RESULT = "result.json"
 
 
@@ -83,7 +78,7 @@ class Cell:
     """
 
     row: AblationRow
-    config: AblationConfig
+    config: RunConfig
     directory: Path
     held_out: float = 0.0
 
@@ -95,7 +90,7 @@ class Cell:
 
 def plan_cells(
     rows: Sequence[AblationRow],
-    base: AblationConfig,
+    base: RunConfig,
     seeds: int,
     directory: Path,
     held_out: float = 0.0,
@@ -123,91 +118,54 @@ def plan_cells(
     return cells
 
 
+class HeldOut:
+    """A task that is evaluated on a fraction of its training images, and trained on the others.
+
+    Args:
+        task: The task; its images to evaluate on are not opened.
+        fraction: How many of its training images are held out.
+    """
+
+    def __init__(self, task: Task, fraction: float) -> None:
+        self.task, self.fraction = task, fraction
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def open(self, split: Split, condition: Condition | None, listen: Listener = silent) -> Part:
+        """Returns the images to train on, or those held out: always the same."""
+        images = self.task.open("train", condition, listen)
+        parts = held_out_indices(len(images), self.fraction)
+        return Part(images, parts[split == "val"])
+
+
+def task_of(cell: Cell) -> Task:
+    """Returns the task of a cell; one that holds training images out opens no others."""
+    task = make_task(cell.config)
+    held_out: Any = HeldOut(task, cell.held_out)
+    return held_out if cell.held_out else task
+
+
 def run_cell(cell: Cell, listen: Listener = silent) -> CellResult:
     """Trains a cell to the end in this process, evaluates it, and writes and returns its result."""
     began = time.monotonic()
     accelerator = make_accelerator(cell.config.precision)
     if accelerator.num_processes > 1:
         raise UserError("an ablation starts processes of its own: start it without torchrun")
-    is_new = not (cell.directory / "checkpoint.pt").exists()
-    task: Any = _open_task(cell)
-    fitted = fit(task, cell.directory, accelerator, _Spoken(listen))
-    score: Any = fitted.score or task.evaluate(fitted.model, accelerator)
-    scores, shifts = _scores(task, score, fitted.model, accelerator)
-    effect = effect_on_images(task, fitted.model, accelerator)
+    run, task = Run(cell.directory), task_of(cell)
+    is_new = not run.has_checkpoint
+    fitted = Trainer(task, run, accelerator, listen).fit()
+    shifts = (0, 1, 2) if "shift" in task.takes else (0,)
+    left = shifts if fitted.score is None else shifts[1:]
+    conditions = [Condition(shift=shift) for shift in left]
+    found = [each.score for each in evaluate((task, fitted.model), conditions, accelerator)]
+    scores = tuple(found if fitted.score is None else [fitted.score, *found])
+    effect = measure_effect_of(task, fitted.model, accelerator)
     seconds = round(time.monotonic() - began, 1) if is_new else None
     machine = describe_machine(accelerator.device)
     result = CellResult(cell.row.name, cell.config.seed, scores, shifts, effect, seconds, machine)
     write_text(cell.directory / _RESULT, json.dumps(result.to_json()) + "\n")
     return result
-
-
-def _scores(task: Any, score: Any, model: Any, accelerator: Any) -> tuple[Any, Any]:
-    if not isinstance(task, ClassificationTask):
-        import torch
-
-        counts = torch.tensor(score.images, dtype=torch.float64)
-
-        def miou(c: Any) -> Any:
-            correct, true, predicted = c.unbind(-2)
-            return 100 * (correct / (true + predicted - correct)).nanmean(-1)
-
-        without = miou(counts.sum(0) - counts)
-        values = miou(counts.sum(0)) + (len(counts) - 1) * (without.mean() - without)
-        measures = (Measure("mIoU", "mIoU", "%"), Measure("pixel_accuracy", "pixel accuracy", "%"))
-        details = {"mIoU": float(miou(counts.sum(0))), "pixel_accuracy": score.pixel_accuracy}
-        true = counts.sum(0)[1]
-        chance = float(100 * true.max() / true.sum() / (true > 0).sum())  # one class everywhere
-        values = tuple(values.tolist())
-        return (Score(measures, details, values, chance=chance, num_images=len(counts)),), (0,)
-    measures = (Measure("top1", "top-1", "%"), Measure("top5", "top-5", "%"))
-    moved = classify_shifted(model, task.val_images, (1, 2), accelerator, task.config.workers)
-    found = []
-    for correct in (score.correct, *moved):
-        values = tuple(100.0 * each for each in correct)
-        details = {"top1": sum(values) / len(values), "top5": score.top5}
-        found.append(Score(measures, details, values, chance=score.chance, num_images=len(values)))
-    return tuple(found), (0, 1, 2)
-
-
-class _Spoken:
-    def __init__(self, listen: Listener) -> None:
-        self.listen, self.total = listen, 0
-
-    def start(self, name: str, total: int, done: int = 0) -> None:
-        self.total = total
-        self.listen(Event("training", done, total))
-
-    def step(self, done: int, values: Any) -> None:
-        self.listen(Event("training", done, self.total))
-
-    def report(self, name: str, values: Any) -> None: ...
-
-
-def _open_task(cell: Cell) -> Task:
-    """Returns the task of a cell; one that holds training images out opens no others."""
-    config = cell.config
-    if not cell.held_out:
-        return open_task(config, NO_PROGRESS, None)
-    if isinstance(config, SegmenterConfig):
-        train = open_pixels_of(config, config.train_split)
-        return hold_out_of(SegmentationTask(config, train, train), cell.held_out)
-    images, _ = open_images(config.data, config.root, config.holdout)
-    return hold_out_of(ClassificationTask(config, images, images), cell.held_out)
-
-
-def hold_out_of(task: AblationTask, fraction: float) -> AblationTask:
-    """Returns a task that is evaluated on a fraction of its training images, without the others.
-
-    Args:
-        task: The task.
-        fraction: How many of its training images are held out.
-    """
-    if isinstance(task, SegmentationTask):
-        train, val = task.train.hold_out(fraction)
-        return dataclasses.replace(task, train=train, val=val)
-    images, held_out = hold_out(task.train, fraction)
-    return dataclasses.replace(task, train=images, val=held_out)
 
 
 def read_result(cell: Cell) -> CellResult | None:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from irpe.ablation.cells import AblationConfig, Cell, plan_cells, read_result
-from irpe.ablation.costs import RowCost, measure_row_costs, tasks_of_rows
+from irpe.ablation.cells import Cell, plan_cells, read_result
+from irpe.ablation.costs import RowCost, configs_of_rows, measure_row_costs
 from irpe.ablation.executors import Executor, LocalProcesses
 from irpe.ablation.folder import claim_folder, read_claim
 from irpe.ablation.machine import choose_jobs, gpus
@@ -27,9 +27,10 @@ from irpe.ablation.tuning import (
 from irpe.ablation.worker import read_state
 from irpe.errors import UserError, UserStateError
 from irpe.files import write_text
-from irpe.progress import NO_PROGRESS, Event, Listener, silent
+from irpe.progress import Event, Listener, silent
+from irpe.train.config import RunConfig, find_task, make_task
 from irpe.train.locks import lock_run
-from irpe.train.task import open_task
+from irpe.train.task import AS_TRAINED
 
 _ABOUT = "about.json"  # what the report says beside the results
 
@@ -68,7 +69,7 @@ class Ablation:
     """
 
     rows: Sequence[AblationRow]
-    base: AblationConfig
+    base: RunConfig
     folder: Path
     seeds: int = 2
     is_tuned: bool = False
@@ -105,11 +106,12 @@ def ablate(
         >>> print(irpe.ablation.ablate(ablation).answer())  # doctest: +SKIP
     """
     base, folder = ablation.base.with_absolute_paths(), ablation.folder.absolute()
-    task: Any = open_task(base, NO_PROGRESS, None)
+    task = make_task(base)
     cells = plan_cells(ablation.rows, base, ablation.seeds, folder)
     searches = plan_searches(ablation.rows, base) if ablation.is_tuned else []
     trials = plan_trials(searches, base, folder)
     facts = check_cells(cells, task, trials)
+    images = task.open("train", None, silent).source, task.open("val", AS_TRAINED, silent).source
     with ExitStack() as stack:
         if executor is None:
             devices = gpus()
@@ -120,18 +122,18 @@ def ablate(
         else:
             is_ours = type(executor).__str__ is not object.__str__
             where = str(executor) if is_ours else type(executor).__name__
-        claim_folder(folder, ablation.rows, base, (task.train, task.val), ablation.is_tuned)
+        claim_folder(folder, ablation.rows, base, images, ablation.is_tuned)
         facts |= {"device": where, "output": str(ablation.folder)}
         listen(Event("facts", result=facts))
         stack.enter_context(lock_run(folder))
         about = _read_about(folder) or {}
         if "costs" not in about:
             listen(Event("costs"))
-            costs = measure_row_costs(tasks_of_rows(cells, task))
+            costs = measure_row_costs(configs_of_rows(cells, task.config), task)
             about["costs"] = {name: asdict(cost) for name, cost in costs.items()}
         about |= {"title": ablation.title, "recipe": ablation.recipe, "facts": facts}
         write_text(folder / _ABOUT, json.dumps({**about, "seeds": ablation.seeds}, indent=1) + "\n")
-        name = {"classification": "top-1", "segmentation": "mIoU"}[base.task]
+        name = find_task(base.task).measures[0].name
         failures: list[str] = []
         if trials:
             group = CellGroup(f"search: {name} on held-out training images", trials)
@@ -159,6 +161,10 @@ def read_report(folder: Path, *others: Path) -> AblationReport:
         >>> from pathlib import Path
         >>> report = irpe.ablation.read_report(Path("runs/ablation"))  # doctest: +SKIP
         >>> pandas.DataFrame(report.table())  # doctest: +SKIP
+        >>> irpe.ablation.read_report(Path("nowhere"))
+        Traceback (most recent call last):
+        ...
+        irpe.errors.UserError: nowhere is not the folder of an ablation: it has no ablation.json
     """
     parts = [_read_folder(each) for each in (folder, *others)]
     first = parts[0]
@@ -244,7 +250,7 @@ def _read_folder(folder: Path) -> _Folder:
 
 
 def _read_searches(
-    rows: Sequence[AblationRow], base: AblationConfig, folder: Path
+    rows: Sequence[AblationRow], base: RunConfig, folder: Path
 ) -> list[SearchResult]:
     """Returns what the trials in a folder found."""
     searches = plan_searches(rows, base)

@@ -1,17 +1,21 @@
 """What the rows of an ablation cost: parameters, multiply-accumulates, time and memory."""
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from irpe.ablation.cells import AblationConfig, AblationTask, Cell
-from irpe.profile.count import count_macs, count_parameters
+from irpe.ablation.cells import Cell
+from irpe.profile.count import count_macs_in, count_parameters
 from irpe.profile.measure import interleaved
+from irpe.progress import silent
+from irpe.train.config import RunConfig, make_task
+from irpe.train.processes import make_accelerator
+from irpe.train.sampling import Sample
+from irpe.train.task import Condition, Images, Task
 
 _MOST_TIMED = 64  # images in a step that is timed, on the CPU
 _QUIET = 0.1  # by how much ratios of two measurements may differ
@@ -40,32 +44,45 @@ class RowCost:
         return self.noise > _QUIET
 
 
-def tasks_of_rows(cells: Sequence[Cell], task: AblationTask) -> dict[str, AblationTask]:
-    """Returns the task of each row, with the images of another task.
+def configs_of_rows(cells: Sequence[Cell], config: RunConfig) -> dict[str, RunConfig]:
+    """Returns the configuration of each row, with the classes of the data.
 
     Args:
         cells: The cells.
-        task: A task with the same images.
+        config: A configuration with the classes.
     """
-    return {
-        cell.row.name: dataclasses.replace(task, config=cell.config)  # pyright: ignore[reportArgumentType]
-        for cell in first_cells(cells)
-    }
+    found = {cell.row.name: cell.config for cell in reversed(cells)}
+    return {name: found[name].replace(classes=config.classes) for name in list(found)[::-1]}
 
 
-def measure_row_costs(tasks: Mapping[str, AblationTask], rounds: int = 5) -> dict[str, RowCost]:
+def measure_row_costs(
+    configs: Mapping[str, RunConfig], task: Task, rounds: int = 5
+) -> dict[str, RowCost]:
     """Returns what the rows cost; steps have one thread and take turns.
 
     They are timed twice, and once more where the ratios of the two differ: the machine was busy.
 
     Args:
-        tasks: The task of each row, of which none is running.
+        configs: The configuration of each row, of which none is running.
+        task: A task with the same images.
         rounds: How many steps of each row are timed in a measurement.
     """
-    models = {name: task.build() for name, task in tasks.items()}
-    images = _random_images(next(iter(tasks.values())).config, _MOST_TIMED)
+    accelerator = make_accelerator(device="cpu")
+    tasks = {name: make_task(config) for name, config in configs.items()}
+    models = {name: each.build() for name, each in tasks.items()}
+    config, shape = task.config, task.config.input_shape
+    train, most = task.open("train", None, silent), config.device_batch_size or config.batch_size
+    batch = _batch(train, min(most, _MOST_TIMED, len(train)))
+    size = shape[1:] if shape is not None and "size" in task.takes else None
+    one = _batch(task.open("train", Condition(size=size), silent), 1)
+
+    def step(name: str) -> None:
+        models[name].zero_grad()
+        for loss in tasks[name].losses(models[name], [batch], accelerator):
+            loss.backward()
+
     steps: dict[str, Callable[[], object]] = {
-        name: partial(_step, model.train(), images) for name, model in models.items()
+        name: partial(step, name) for name, model in models.items() if model.train()
     }
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -82,7 +99,10 @@ def measure_row_costs(tasks: Mapping[str, AblationTask], rounds: int = 5) -> dic
         torch.set_num_threads(threads)
     return {
         name: RowCost(
-            count_parameters(model), count_macs(model, images[:1]), best[name], noise[name]
+            count_parameters(model),
+            count_macs_in(model, partial(tasks[name].predict, model, one, accelerator.device)),
+            best[name],
+            noise[name],
         )
         for name, model in models.items()
     }
@@ -95,16 +115,5 @@ def _noise(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
     return {name: abs(after[name] / before[name] / usual - 1) for name in before}
 
 
-def first_cells(cells: Sequence[Cell]) -> list[Cell]:
-    """Returns the first cell of each row."""
-    return list({cell.row.name: cell for cell in reversed(cells)}.values())[::-1]
-
-
-def _random_images(config: AblationConfig, most: int) -> Tensor:
-    count = min(config.device_batch_size or config.batch_size, most)
-    return torch.randn(count, *config.input_shape)
-
-
-def _step(model: nn.Module, images: Tensor) -> None:
-    model.zero_grad()
-    model(images).square().mean().backward()
+def _batch(images: Images, count: int) -> Any:
+    return images.collate([images[Sample(0, index, index)] for index in range(count)])

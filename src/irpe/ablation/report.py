@@ -14,14 +14,15 @@ from typing import Any
 import torch
 
 from irpe.ablation.answer import Answer, answer, changed_settings, comparable, find_reference
-from irpe.ablation.cells import AblationConfig, Cell
+from irpe.ablation.cells import Cell
 from irpe.ablation.machine import describe_machine
 from irpe.ablation.statistics import RowResult, compare, digits_of, unmoved
 from irpe.ablation.tuning import SEEDS, SearchResult, search_as_json, tuning_table
 from irpe.ablation.verdicts import Difference
 from irpe.errors import UserError
 from irpe.files import write_text
-from irpe.train.runs import read_metrics
+from irpe.train.config import RunConfig
+from irpe.train.run import read_metrics
 from irpe.viz import plot_scores, plot_training, save_figure
 
 _VERDICTS = {"better": "better than", "tie": "tie with", "worse": "worse than"}
@@ -61,6 +62,9 @@ class AblationReport:
 
     Examples:
         >>> import irpe.ablation
+        >>> report = irpe.ablation.AblationReport("An example", "laptop", [], [], {})
+        >>> report.table()
+        []
         >>> report = irpe.ablation.ablate(ablation)  # doctest: +SKIP
         >>> print(report.answer().headline)  # doctest: +SKIP
         >>> pandas.DataFrame(report.table())  # doctest: +SKIP
@@ -76,7 +80,7 @@ class AblationReport:
     searches: Sequence[SearchResult] = ()
 
     @property
-    def config(self) -> AblationConfig:
+    def config(self) -> RunConfig:
         """The budget of every cell."""
         return self.cells[0].config
 
@@ -196,7 +200,8 @@ class AblationReport:
         names = {row.name for row in self.rows}
         first = {c.row.name: c for c in reversed(self.cells) if (c.directory / _TABLE).is_file()}
         runs = {name: read_metrics(first[name].directory) for name in names if name in first}
-        return {self.rows[0].measure.key: self.figure(), "curves": plot_training(runs)}
+        measure = self.rows[0].measure
+        return {measure.key: self.figure(), "curves": plot_training(runs, measure)}
 
     def _versions(self) -> dict[str, str]:
         """Returns what the first cell ran on, or for older results this machine."""

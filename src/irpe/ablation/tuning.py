@@ -13,14 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from irpe.ablation.cells import AblationConfig, Cell, CellResult, plan_cells
+from irpe.ablation.cells import Cell, CellResult, plan_cells
 from irpe.ablation.rows import AblationRow
 from irpe.errors import UserError
-from irpe.tasks.classify.model import build_model
-from irpe.tasks.segment.config import SegmenterConfig
-from irpe.tasks.segment.model import build_segmenter
+from irpe.train.config import RunConfig, make_task
 from irpe.train.optim import rate_fields
 
 FACTORS = (1.0, 5.0, 20.0)  # multiples of the model's rate
@@ -89,7 +86,7 @@ class SearchResult:
         return dataclasses.replace(self.search.row, rates=rates)
 
 
-def plan_searches(rows: Sequence[AblationRow], base: AblationConfig) -> list[Search]:
+def plan_searches(rows: Sequence[AblationRow], base: RunConfig) -> list[Search]:
     """Returns a search for each row that has something to search a rate for.
 
     That is the tables, or what else the encoding learns; a learned absolute encoding where there is
@@ -102,8 +99,9 @@ def plan_searches(rows: Sequence[AblationRow], base: AblationConfig) -> list[Sea
     found: list[Search] = []
     for row in rows:
         config = base.replace(encoding=row.encoding, absolute=row.absolute, initial=None)
+        config = config if config.classes else config.replace(classes=("0", "1"))
         with torch.device("meta"):
-            model = _build(config)
+            model = make_task(config, {}).build()
         fields = set(rate_fields(model).values())
         found += [Search(row, field) for field in _RATES if field in fields][:1]
     if not found:
@@ -115,13 +113,7 @@ def plan_searches(rows: Sequence[AblationRow], base: AblationConfig) -> list[Sea
     return found
 
 
-def _build(config: AblationConfig) -> nn.Module:
-    if isinstance(config, SegmenterConfig):
-        return build_segmenter(config.replace(classes=("0", "1")))
-    return build_model(config, 2)
-
-
-def plan_trials(searches: Sequence[Search], base: AblationConfig, folder: Path) -> list[Cell]:
+def plan_trials(searches: Sequence[Search], base: RunConfig, folder: Path) -> list[Cell]:
     """Returns the cells of all searches, one seed after the other.
 
     Args:

@@ -39,11 +39,22 @@ def measure_effect(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str,
         inputs: What it is called with.
         keywords: What it is called with by name.
     """
+    return effects_in(model, lambda: model(*inputs, **keywords))
+
+
+def effects_in(model: nn.Module, run: Callable[[], object]) -> dict[str, float]:
+    """Returns the effect of each encoding in a function that calls the model, by attention.
+
+    Args:
+        model: An equipped model; its training mode is as before afterwards.
+        run: Calls it.
+    """
     was_training = [(module, module.training) for module in model.modules()]
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     with torch.no_grad(), _comparing(model, sums):
         try:
-            model.eval()(*inputs, **keywords)
+            model.eval()
+            run()
         finally:
             for module, mode in was_training:
                 module.training = mode

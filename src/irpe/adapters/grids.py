@@ -36,12 +36,14 @@ import torch
 from torch import Tensor, nn
 
 from irpe.adapters.swaps import Swap, add_hook, set_attribute, set_class
-from irpe.core.positions import Positions
+from irpe.core.positions import AugmentedGrid, Positions
 from irpe.errors import UserError, UserStateError
 
-InputGrid = tuple[int, ...] | Positions  # of one input: its grid, or where its tokens are instead
+Measured = tuple[int, ...] | Positions  # of one input: its grid, or where its tokens are instead
+InputGrid = Measured | AugmentedGrid  # in training, with the random numbers of a pass
 
 SOURCE = "rpe_grid"  # the attribute of attentions and blocks that holds their source
+AUGMENTS = "_rpe_augments"  # the attribute of a model whose encodings augment positions
 LAST = "_rpe_last_grid"  # the attribute of an attention that holds the grid of its last input
 _BLOCK = "_rpe_block"  # the attribute of a block that holds its source and its model
 _MARK = "_irpe_grid"  # the attribute of a storage that holds the grid of its tokens
@@ -71,7 +73,7 @@ class Embedded(NamedTuple):
     output: Any = None
 
 
-Measure = Callable[[Embedded], InputGrid]
+Measure = Callable[[Embedded], Measured]
 
 
 @dataclass
@@ -127,15 +129,16 @@ class MeasuredGrid:
         now.last = grid
         if torch.compiler.is_compiling():
             return
-        is_positions = isinstance(grid, Positions)
-        count = grid.num_tokens[0] if is_positions else self.num_prefix_tokens + prod(grid)
+        where = without_sample(grid)
+        is_positions = isinstance(where, Positions)
+        count = where.num_tokens[0] if is_positions else self.num_prefix_tokens + prod(where)
         others = () if count in now.used else now.grids.get(count, ())
         now.used.discard(count)
         now.grids[count] = (*(other for other in others if not _is_same(other, grid)), grid)
-        if not is_positions:
+        if isinstance(grid, tuple):
             _seen[self.key, count].add(grid)
 
-    def mark_positions(self, tokens: Tensor, positions: Positions) -> None:
+    def mark_positions(self, tokens: Tensor, positions: InputGrid) -> None:
         """Marks tokens with their positions; a compiled model reads what is announced instead."""
         if torch.compiler.is_compiling():
             self._pass().last = positions
@@ -208,7 +211,7 @@ class MeasuredGrid:
     def hook_embedding(self, model: nn.Module) -> list[Swap]:
         """Returns the hook that announces the grid from the embedding that a model has now."""
         embedding: Any = attrgetter(self.embedding)(model) if self.embedding else model
-        return add_hook(embedding, _Announce(self), before=self.before, with_kwargs=True)
+        return add_hook(embedding, _Announce(self, model), before=self.before, with_kwargs=True)
 
     def follow(self, model: nn.Module, blocks: Collection[nn.Module]) -> list[Swap]:
         """Returns what makes a model announce the grid of each input and its blocks keep it.
@@ -230,6 +233,35 @@ class MeasuredGrid:
             swaps += set_attribute(block, _BLOCK, _BlockOf(self, model))
             swaps += set_class(block, _following_class(type(block)))
         return swaps
+
+
+def augment_positions(
+    model: nn.Module, change: Sequence[Swap], attentions: Sequence[nn.Module]
+) -> list[Swap]:
+    """Returns what makes a model make random numbers for each pass in training.
+
+    Args:
+        model: The model.
+        change: What else changes in it.
+        attentions: Those whose encodings augment positions.
+    """
+    hooks = [swap.value for swap in change]
+    for module in model.modules():
+        hooks += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    owners = {hook.source.key: hook.model for hook in hooks if isinstance(hook, _Announce)}
+    sources = {id(swap.owner): swap.value for swap in change if swap.key == SOURCE}
+    found: dict[int, nn.Module] = {}
+    for attention in attentions:
+        source = sources.get(id(attention)) or source_of(attention)
+        if source is None or source.told is not None or source.key not in owners:
+            raise UserError(
+                f"positions cannot be augmented in {type(model).__qualname__}: a "
+                f"{type(attention).__qualname__} works on windows or maps of its own, or on a "
+                "grid= that irpe.equip was told; leave grid= out, or the augmentation"
+            )
+        owner = owners[source.key]
+        found[id(owner)] = owner
+    return [swap for owner in found.values() for swap in set_attribute(owner, AUGMENTS, True)]
 
 
 def told_grid(grid: tuple[int, ...] | None) -> MeasuredGrid:
@@ -270,6 +302,7 @@ def source_of(module: nn.Module) -> MeasuredGrid | None:
 
 def record_grid(attention: nn.Module, grid: InputGrid) -> None:
     """Records the grid of an attention's last input, for `irpe.summary` alone."""
+    grid = without_sample(grid)
     if isinstance(grid, Positions) and grid.constant is None:
         if grid.grid is None:
             return
@@ -282,7 +315,7 @@ def expect_grid(attention: nn.Module, grid: tuple[int, ...] | None) -> list[Swap
     return set_attribute(attention, LAST, grid)
 
 
-def recorded_grid(attention: nn.Module) -> InputGrid | None:
+def recorded_grid(attention: nn.Module) -> Measured | None:
     """Returns the grid of an attention's last input, or of the first to come, if it is known."""
     source, last = source_of(attention), vars(attention).get(LAST)
     initial = None if source is None else source.told or source.initial
@@ -307,7 +340,7 @@ def check_told(attention: nn.Module, num_patches: int) -> None:
 
 def check_exportable(grid: InputGrid) -> None:
     """Raises an error if a program would be exported whose images have grids of several shapes."""
-    if not torch.compiler.is_exporting() or isinstance(grid, Positions):
+    if not torch.compiler.is_exporting() or not isinstance(grid, tuple):
         return
     from torch.fx.experimental.symbolic_shapes import has_static_value  # slow to import
 
@@ -322,9 +355,14 @@ def grid_after(block: nn.Module, tokens: Tensor) -> tuple[int, ...]:
     """Returns the grid of the tokens that came out of an equipped block."""
     source: Any = source_of(block)
     grid = None if source.told else read_mark(tokens)
-    grid = source.of_attention(tokens) if grid is None else grid
-    assert not isinstance(grid, Positions)  # models that drop tokens are refused
+    grid = without_sample(source.of_attention(tokens) if grid is None else grid)
+    assert isinstance(grid, tuple)  # models that drop tokens are refused
     return grid
+
+
+def without_sample(grid: InputGrid) -> Measured:
+    """Returns a grid, or positions, without the random numbers of a pass."""
+    return grid.where if isinstance(grid, AugmentedGrid) else grid
 
 
 def mark(tokens: Tensor, grid: InputGrid) -> None:
@@ -358,9 +396,13 @@ class CarryMark:
 
 @dataclass(frozen=True)
 class _Announce:
-    """A hook on the module that makes tokens of an image: announces the grid of each input."""
+    """A hook on the module that makes tokens of an image: announces the grid of each input.
+
+    In training it makes the random numbers of a pass, where some encoding of the model needs them.
+    """
 
     source: MeasuredGrid
+    model: nn.Module
 
     def __call__(
         self,
@@ -370,12 +412,20 @@ class _Announce:
         output: Any = None,
     ) -> None:
         source = self.source
-        grid = source.measure(Embedded(embedding, inputs, keywords, output))
+        where = source.measure(Embedded(embedding, inputs, keywords, output))
         if torch.compiler.is_compiling():
-            check_exportable(grid)
+            check_exportable(where)
+        grid: InputGrid = where
+        if self.model.training and getattr(self.model, AUGMENTS, False):
+            tensors = (x for x in (*inputs, *keywords.values()) if isinstance(x, Tensor))
+            grid = AugmentedGrid.of(where, device=next(tensors).device)
         source.announce(grid)
-        if isinstance(grid, Positions) and source.marks_output:
+        if isinstance(where, Positions) and source.marks_output:
             source.mark_positions(output[0] if isinstance(output, tuple) else output, grid)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Announce":
+        """Returns the hook of a copy; the copy of an embedding alone belongs to the same model."""
+        return _Announce(deepcopy(self.source, memo), memo.get(id(self.model), self.model))
 
 
 @dataclass(frozen=True)
@@ -429,10 +479,12 @@ class _FollowingBlock(nn.Module):
         if tokens is None:  # also where torch.fx traces the model
             return super().forward(*args, **kwargs)
         own: _BlockOf = vars(self)[_BLOCK]
-        grid = read_mark(tokens)
-        if grid is None:
+        storage, version = _storage_of(tokens)
+        grid, marked = getattr(storage, _MARK, (None, None))
+        if grid is None or marked != version:
             grid = own.source.of_new_tokens(tokens, own.model)
-            mark(tokens, grid)
+            if storage is not None:
+                setattr(storage, _MARK, (grid, version))
         if not hasattr(_thread, "stack"):
             _thread.stack = []
         _thread.stack.append((own.source.key, grid))
@@ -467,9 +519,9 @@ def _is_repeated() -> bool:
 
 
 def _is_same(one: InputGrid, other: InputGrid) -> bool:
-    if isinstance(one, Positions) or isinstance(other, Positions):
-        return one is other
-    return one == other
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return one == other
+    return one is other
 
 
 def _storage_of(tokens: Tensor) -> tuple[Any, int | None]:

@@ -29,10 +29,11 @@ def parameter_groups(
     Tables do not decay, nor do biases, norms and what the own `no_weight_decay` of the model, or of
     a model in it, names.
     They start at zero, and Adam moves an element by at most the learning rate in a step: in a short
-    training they need a higher rate than the weights. Groups carry it as `lr`, which the schedulers
-    of torch and timm keep in proportion to the model's; that of the tables notes its multiple as
-    `table_lr`, which no optimizer reads. A plain model gets the same groups without tables, so that
-    a comparison with it needs no other line.
+    training they need a higher rate than the weights, and in a fine-tuning of some hundred steps
+    usual rates get them nowhere (`irpe.make_relative` solves for tables). Groups carry it as `lr`,
+    which the schedulers of torch and timm keep in proportion to the model's; that of the tables
+    notes its multiple as `table_lr`, which no optimizer reads. A plain model gets the same groups
+    without tables, so that a comparison with it needs no other line.
 
     Args:
         model: An equipped model, or a wrapper of one: call it after `irpe.equip`, or the tables are

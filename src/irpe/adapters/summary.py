@@ -11,7 +11,7 @@ from irpe.adapters.equipped import (
     equipped_blocks,
     generator_of,
 )
-from irpe.adapters.grids import InputGrid, recorded_grid
+from irpe.adapters.grids import Measured, recorded_grid
 from irpe.core.positions import Positions
 
 
@@ -38,7 +38,7 @@ class AttentionSummary:
 
     name: str
     spec: str
-    grid: InputGrid | None
+    grid: Measured | None
     num_prefix_tokens: int
     num_buckets: int
     num_used_buckets: int | None

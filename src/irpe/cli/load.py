@@ -1,7 +1,5 @@
 """Models and runs that a command is pointed at."""
 
-import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,6 @@ from irpe.train.config import RUN_FILE
 if TYPE_CHECKING:
     from torch import nn
 
-_CELL = re.compile(r"(.+)-\d+-[0-9a-f]{8}")  # the folder of an ablation's run: row, seed, key
 _MODEL, _CELLS = "model", "cells"  # folders in a run, and in an ablation
 
 
@@ -43,7 +40,7 @@ def load_model(path: Path) -> "nn.Module":
     """
     path = find_model(path)
     if (path / RUN_FILE).is_file():
-        from irpe.train.runs import load_run
+        from irpe.train.run import load_run
 
         return load_run(path)
     from irpe.adapters.saving import load_equipped
@@ -70,12 +67,3 @@ def open_timm(name: str, weights: Path | None, image_size: int | None = None) ->
     model = create_timm_model(name, {**size, "num_classes": heads[0] if heads else 0})
     start_from(model, values, str(weights))
     return model.eval()
-
-
-def label_of(run: Path) -> str:
-    """Returns the name of a run: that of its row if it is one of an ablation, without the seed."""
-    try:
-        return str(json.loads((run / "result.json").read_text())["row"])
-    except (OSError, ValueError, KeyError, TypeError):
-        unfinished = _CELL.fullmatch(run.resolve().name)
-        return unfinished[1] if unfinished else run.resolve().name

@@ -48,7 +48,6 @@ FIGURES = {
     "training": ("show_run:training", "Score and losses of runs, by epoch."),
     "positions-in": ("relative:positions_in", "Where position can be read in a model."),
     "robustness": ("robustness:robustness", "Scores at other sizes, and on images that moved."),
-    "sizes": ("sizes:sizes", "mIoU of segmenters on larger images."),
 }  # of irpe show, those of encodings first
 
 

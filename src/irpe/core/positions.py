@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from irpe.core.cached import traced_as_constant
@@ -460,7 +460,57 @@ class Positions:
         return queries if queries == keys else f"{queries} / {keys}"
 
 
-Where = Grid | Sequence[int] | Positions  # a grid is the short form of positions
+Sample = Float[Tensor, " numbers"]  # in [-1, 1]: one for all axes, then two for each
+
+
+@dataclass(frozen=True, eq=False)
+class AugmentedGrid:
+    """A grid, or positions, with the random numbers of one forward pass in training.
+
+    All attentions of a pass are given the same value. `irpe.equip` sees to that; a model of your
+    own makes one with `of` for each pass. Encodings without an augmentation, and those in eval
+    mode, use the grid alone.
+
+    Args:
+        where: The shape of the grid, or `irpe.Positions`.
+        sample: Numbers in [-1, 1]: one for all axes, then two for each.
+
+    Examples:
+        >>> import irpe, torch
+        >>> attention = irpe.RPEAttention(64, num_heads=2, spec="rope-axial+rescale2")
+        >>> grid = irpe.AugmentedGrid.of((7, 14))
+        >>> attention(torch.randn(8, 98, 64), grid).shape
+        torch.Size([8, 98, 64])
+    """
+
+    where: tuple[int, ...] | Positions
+    sample: Sample
+
+    @classmethod
+    def of(
+        cls,
+        where: Grid | tuple[int, ...] | Positions,
+        device: torch.device | str | None = None,
+        generator: torch.Generator | None = None,
+    ) -> "AugmentedGrid":
+        """Returns a grid with new random numbers.
+
+        Args:
+            where: The grid, or positions.
+            device: Where the numbers are made: that of the tokens.
+            generator: Makes the numbers; `None` for the device's own, which seeds set.
+        """
+        if isinstance(where, Grid):
+            where = where.shape
+        count = 1 + 2 * axes_of(where)
+        numbers = torch.rand(count, device=device, generator=generator)
+        return cls(where, 2 * numbers - 1)
+
+    def __str__(self) -> str:
+        return f"{self.where}, augmented"
+
+
+Where = Grid | Sequence[int] | Positions | AugmentedGrid  # a grid is the short form of positions
 
 
 def check_tokens(
@@ -485,6 +535,7 @@ def check_tokens(
 
 def axes_of(where: Where) -> int:
     """Returns the number of axes of a grid or of positions."""
+    where = where.where if isinstance(where, AugmentedGrid) else where
     return where.ndim if isinstance(where, Positions) else len(grid_shape(where))
 
 
@@ -492,11 +543,10 @@ def grid_shape(value: Grid | Sequence[int]) -> tuple[int, ...]:
     """Returns the axis lengths of a grid; sizes that a compiler traces become plain integers."""
     if isinstance(value, Grid):
         return value.shape
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    kinds = set(map(type, value)) if isinstance(value, Sequence) else {str}
+    if kinds & {str, float, bool}:  # the last two are equal to integers as keys of caches
         return Grid.of(value).shape  # says what is wrong
-    if any(isinstance(size, float | bool) for size in value):  # equal to integers as keys of caches
-        return Grid.of(value).shape  # says what is wrong
-    return tuple(operator.index(size) for size in value)
+    return tuple([operator.index(size) for size in value])
 
 
 def pooled_positions(

@@ -9,6 +9,8 @@ from torch import Tensor
 from irpe.core.cached import cached_constant
 from irpe.core.positions import Grid
 
+Coordinates = Float[Tensor, "positions axes"]
+
 
 class Rotation(NamedTuple):
     """The cosine and sine of the angle of every token and pair of elements.
@@ -48,6 +50,7 @@ def axial_rotation(
     shape: tuple[int, ...],
     frequencies: tuple[float, ...],
     normalized: bool,
+    reference: tuple[int, ...] | None,
     num_prefix_tokens: int,
     device: torch.device,
     dtype: torch.dtype,
@@ -59,48 +62,86 @@ def axial_rotation(
     Args:
         shape: The shape of the grid.
         frequencies: The angle for a step of one along an axis, for each of its pairs.
-        normalized: Whether an axis runs from -1 to 1 (DINOv3) or counts patches.
+        normalized: As in `coordinates`.
+        reference: See there.
         num_prefix_tokens: How many tokens before the patches stay as they are.
         device: Where the tensors are to be.
         dtype: Their dtype.
     """
-    grid = Grid(shape)
-    positions = normalized_coordinates(grid) if normalized else grid.coordinates().double()
-    steps = torch.tensor(frequencies, dtype=torch.float64)
+    positions = _coordinates(shape, normalized, reference)
+    rotation = rotation_at(positions, frequencies, num_prefix_tokens)
+    return Rotation(*(part.to(device, dtype) for part in rotation))
+
+
+def rotation_at(
+    positions: Coordinates, frequencies: tuple[float, ...], num_prefix_tokens: int
+) -> Rotation:
+    """Returns the rotation of axial frequencies at some coordinates.
+
+    Args:
+        positions: The coordinates of the tokens after the prefix tokens.
+        frequencies: As in `axial_rotation`.
+        num_prefix_tokens: How many tokens before these stay as they are.
+    """
+    steps = _steps(frequencies, positions.device, positions.dtype)
     angles = (positions[:, :, None] * steps).flatten(1)  # positions, axes times pairs of an axis
-    angles = torch.cat([angles.new_zeros(num_prefix_tokens, angles.shape[1]), angles])
-    cos, sin = (part[None].to(device, dtype) for part in (angles.cos(), angles.sin()))
-    return Rotation(cos, sin)
+    angles = _after_prefix(angles, num_prefix_tokens)[None]
+    return Rotation(angles.cos(), angles.sin())
 
 
 def mixed_rotation(
-    shape: tuple[int, ...],
+    positions: Coordinates,
     frequencies: Float[Tensor, "axes heads pairs"],
     num_prefix_tokens: int,
 ) -> Rotation:
     """Returns the rotation of learned frequencies: every pair turns with all axes.
 
     Args:
-        shape: The shape of the grid.
-        frequencies: The angle for a step of one patch along each axis.
-        num_prefix_tokens: How many tokens before the patches stay as they are.
+        positions: The coordinates of the tokens after the prefix tokens.
+        frequencies: The angle for a step of one along each axis.
+        num_prefix_tokens: How many tokens before these stay as they are.
     """
-    dtype = torch.promote_types(frequencies.dtype, torch.float32)
-    positions = _positions(shape, num_prefix_tokens, frequencies.device, dtype)
-    angles = torch.einsum("ta,ahp->htp", positions, frequencies.to(dtype))
+    positions = _after_prefix(positions, num_prefix_tokens)
+    angles = torch.einsum("ta,ahp->htp", positions, frequencies.to(positions.dtype))
     return Rotation(angles.cos(), angles.sin())
 
 
-def normalized_coordinates(grid: Grid) -> Float[Tensor, "positions axes"]:
-    """Returns the centres of the patches on axes that run from -1 to 1, in float64."""
-    return (grid.coordinates().double() + 0.5) / torch.tensor(grid.shape) * 2 - 1
+@cached_constant(maxsize=16)
+def coordinates(
+    shape: tuple[int, ...],
+    normalized: bool,
+    reference: tuple[int, ...] | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Coordinates:
+    """Returns the coordinates of the patches of a grid; do not write to them.
+
+    Args:
+        shape: The shape of the grid.
+        normalized: Whether an axis runs from -1 to 1 (DINOv3) or counts patches.
+        reference: The grid that this one is scaled to; `None` for none.
+        device: Where the tensor is to be.
+        dtype: Its dtype.
+    """
+    return _coordinates(shape, normalized, reference).to(device, dtype)
+
+
+def _coordinates(
+    shape: tuple[int, ...], normalized: bool, reference: tuple[int, ...] | None
+) -> Coordinates:
+    positions, size = Grid(shape).coordinates().double(), torch.tensor(shape).double()
+    if normalized:
+        return (positions + 0.5) / size * 2 - 1
+    return positions if reference is None else positions * (torch.tensor(reference) / size)
+
+
+def _after_prefix(values: Tensor, num_prefix_tokens: int) -> Tensor:
+    """Returns values of all tokens; those of prefix tokens are zero: no rotation."""
+    return torch.cat([values.new_zeros(num_prefix_tokens, values.shape[1]), values])
 
 
 @cached_constant(maxsize=16)
-def _positions(
-    shape: tuple[int, ...], num_prefix_tokens: int, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """Returns the coordinates of all tokens; those of prefix tokens are zero: no rotation."""
-    patches = Grid(shape).coordinates()
-    prefix = patches.new_zeros(num_prefix_tokens, len(shape))
-    return torch.cat([prefix, patches]).to(device, dtype)
+def _steps(
+    frequencies: tuple[float, ...], device: torch.device, dtype: torch.dtype
+) -> Float[Tensor, " pairs"]:
+    return torch.tensor(frequencies, dtype=torch.float64).to(device, dtype)

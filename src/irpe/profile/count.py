@@ -1,5 +1,6 @@
 """What a model has and does: its parameters and its multiply-accumulates."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,6 +31,16 @@ def count_macs(model: nn.Module, *inputs: Tensor) -> int:
         >>> model = timm.create_model("vit_tiny_patch16_224", depth=1)
         >>> macs = irpe.profile.count_macs(model, torch.randn(1, 3, 224, 224))
     """
+    return count_macs_in(model, lambda: model(*inputs))
+
+
+def count_macs_in(model: nn.Module, run: Callable[[], object]) -> int:
+    """Returns the multiply-accumulates of a function that calls a model, which is in eval mode.
+
+    Args:
+        model: The model; its training mode is as before afterwards.
+        run: Calls it.
+    """
     was_training = model.training
     learned = [p for p in model.parameters() if p.requires_grad]
     counter: Any = FlopCounterMode(display=False)
@@ -37,7 +48,8 @@ def count_macs(model: nn.Module, *inputs: Tensor) -> int:
         for parameter in learned:  # the counter fails where a module is given one that learns
             parameter.requires_grad_(False)
         with torch.no_grad(), counter:
-            model.eval()(*inputs)
+            model.eval()
+            run()
     finally:
         model.train(was_training)
         for parameter in learned:

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from irpe.recipes import classification, detection, segmentation
-from irpe.train.configs import Config
+from irpe.train.config import RunConfig
 
-RECIPES: Mapping[str, Callable[[], Config]] = {
+RECIPES: Mapping[str, Callable[[], RunConfig]] = {
     **classification.RECIPES,
     **detection.RECIPES,
     **segmentation.RECIPES,

@@ -17,7 +17,7 @@ from irpe.progress import Event, Listener, silent
 from irpe.relative.conversion import Agreement
 from irpe.relative.images import batches_of, eval_mode
 from irpe.relative.outputs import tokens_of
-from irpe.train.checkpoint import read_torch
+from irpe.train.weights import read_torch
 
 TRAINED = ("tables", "norms", "all")
 _TABLE_STEP = 0.01  # of the root mean square of a table's elements: the most that a step moves one

@@ -11,29 +11,28 @@ if TYPE_CHECKING:
     from irpe.tasks.classify.config import ClassifierConfig
     from irpe.tasks.detect.config import DetectorConfig
     from irpe.tasks.segment.config import SegmenterConfig
-    from irpe.train.engine import FitResult
-    from irpe.train.runs import load_run, read_metrics
-    from irpe.train.start import train
+    from irpe.train.config import RunConfig, register_task
+    from irpe.train.engine import FitResult, train
+    from irpe.train.evaluation import evaluate
+    from irpe.train.run import Run, load_run, read_metrics
+    from irpe.train.score import Measure, Score
+    from irpe.train.task import Condition, Task
 
 __all__ = [
-    "ClassifierConfig",
-    "DetectorConfig",
-    "FitResult",
-    "SegmenterConfig",
-    "load_run",
-    "read_metrics",
+    "ClassifierConfig", "Condition", "DetectorConfig", "FitResult", "Measure", "Run", "RunConfig",
+    "Score", "SegmenterConfig", "Task", "evaluate", "load_run", "read_metrics", "register_task",
     "train",
-]
+]  # fmt: skip
 
-__getattr__, __dir__ = lazy_names(
-    "irpe.train",
-    {
-        "irpe.tasks.classify.config": ("ClassifierConfig",),
-        "irpe.tasks.detect.config": ("DetectorConfig",),
-        "irpe.train.engine": ("FitResult",),
-        "irpe.train.runs": ("load_run", "read_metrics"),
-        "irpe.tasks.segment.config": ("SegmenterConfig",),
-        "irpe.train.start": ("train",),
-    },
-    extra="train",
-)
+_SOURCES = {
+    "irpe.tasks.classify.config": ("ClassifierConfig",),
+    "irpe.tasks.detect.config": ("DetectorConfig",),
+    "irpe.tasks.segment.config": ("SegmenterConfig",),
+    "irpe.train.config": ("RunConfig", "register_task"),
+    "irpe.train.engine": ("FitResult", "train"),
+    "irpe.train.evaluation": ("evaluate",),
+    "irpe.train.run": ("Run", "load_run", "read_metrics"),
+    "irpe.train.score": ("Measure", "Score"),
+    "irpe.train.task": ("Condition", "Task"),
+}
+__getattr__, __dir__ = lazy_names("irpe.train", _SOURCES, extra="train")

@@ -1,22 +1,28 @@
-"""The configuration of a training run: a frozen value, checked when it is made.
+"""The configuration of a training run, a frozen value, and the table of tasks.
 
 Each field becomes an option of the command line, with the help text that stands here. What only one
 task needs is in the folder of that task.
 """
 
 import dataclasses
+import importlib
 import itertools
+import json
 import os
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
 from irpe import files
 from irpe.core.learning_rates import TABLE_LR
 from irpe.errors import MissingFileError, UserError, check_choice
+
+if TYPE_CHECKING:
+    from irpe.train.task import Task
+    from irpe.train.weights import Weights
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -24,6 +30,13 @@ SCHEDULE_PARTS = ("warmup_epochs", "low_lr_epochs")
 RUN_FILE = "run.json"  # where a run stores its configuration
 EMBEDDED = "embedded"  # the data that comes with the library
 DATASETS = ("torch/", "hfds/")  # what the name of a timm dataset starts with
+
+
+TASKS = {
+    "classification": "irpe.tasks.classify.task:ClassificationTask",
+    "detection": "irpe.tasks.detect.task:DetectionTask",
+    "segmentation": "irpe.tasks.segment.task:SegmentationTask",
+}  # the class of each task; `irpe.train.register_task` adds to it
 
 
 def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
@@ -36,7 +49,13 @@ def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What every training run has; the help text of a field says what it means."""
+    """What every training run has; the help text of a field says what it means.
+
+    Examples:
+        >>> import irpe.recipes, irpe.train
+        >>> isinstance(irpe.recipes.RECIPES["laptop"](), irpe.train.RunConfig)
+        True
+    """
 
     task: ClassVar[str]
 
@@ -57,6 +76,7 @@ class RunConfig:
         "Fraction held out for validation, of class folders or Pascal VOC without splits.", 0.0
     )
     classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
+    max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
     flip: float = option("Probability of a horizontal flip in training.", 0.5)
 
     epochs: int = option("Passes over the training images.", 300)
@@ -106,6 +126,21 @@ class RunConfig:
         """The power of a polynomial schedule; 0: another schedule."""
         return 0.0
 
+    @property
+    def input_shape(self) -> tuple[int, int, int] | None:
+        """Channels, rows and columns of what the model is trained on, if they are always equal."""
+        return None
+
+    @property
+    def title(self) -> str:
+        """What to call the model."""
+        return self.task
+
+    def __reduce__(self) -> Any:
+        """Pickles the configuration with where its task is, for processes that do not know it."""
+        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return _unpickle, (type(self), values, TASKS.get(self.task))
+
     def __post_init__(self) -> None:
         _check_types(self)
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
@@ -117,7 +152,7 @@ class RunConfig:
             self, 0, "device_batch_size", "min_lr", "low_lr_epochs", "warmup_lr", "warmup_epochs",
             "weight_decay", "clip_grad", "workers",
         )  # fmt: skip
-        check_fraction(self, "ema_decay", "flip", "holdout")
+        check_fraction(self, "ema_decay", "flip", "holdout", "max_broken")
         check_below_1(self, "ema_decay")
         for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:
@@ -146,6 +181,23 @@ class RunConfig:
         has_path = self.data != "" and not is_name(self.data)
         return self.replace(data=os.path.abspath(self.data)) if has_path else self
 
+    def with_data(self, data: str) -> Self:
+        """Returns the configuration with all of the images of other data, to evaluate on.
+
+        Of the folder that a run held images out of, these alone are evaluated on: the run has seen
+        the others.
+        """
+        is_path = self.holdout > 0 and not is_name(data)
+        if is_path and os.path.realpath(data) == os.path.realpath(self.data):
+            return self
+        return self.replace(data=data, holdout=0.0)
+
+    def check_data(self) -> None:
+        """Raises an error if the data is not there, before anything slow is imported or read."""
+
+    def check_forward(self, num_images: int) -> None:
+        """Raises an error if a forward pass in training cannot have that many images."""
+
     def check_classes(self, classes: Sequence[str]) -> None:
         """Raises an error unless the classes of the data are those that the run began with.
 
@@ -164,8 +216,14 @@ class RunConfig:
         )
 
     def to_json(self) -> str:
-        """Returns the configuration as text that `irpe.train.runs.read_config` reads."""
+        """Returns the configuration as text that `irpe.train.config.parse_config` reads."""
         return files.to_json({"task": self.task, **dataclasses.asdict(self)})
+
+
+def _unpickle(kind: type[RunConfig], values: dict[str, Any], plug: str | None) -> RunConfig:
+    if plug is not None:
+        TASKS.setdefault(kind.task, plug)
+    return kind(**values)
 
 
 def is_name(data: str) -> bool:
@@ -177,14 +235,6 @@ def check_exists(data: str) -> None:
     """Raises an error for the path of data that is not there."""
     if not is_name(data) and not Path(data).exists():
         raise MissingFileError(f"data {data!r} does not exist: pass a folder, or the name of data")
-
-
-def find_run_file(directory: Path) -> Path:
-    """Returns the file with the configuration of a run, or raises an error if there is no run."""
-    path = directory / RUN_FILE
-    if not path.is_file():
-        raise MissingFileError(f"{path} does not exist: {directory} is not a run")
-    return path
 
 
 def _check_types(config: RunConfig) -> None:
@@ -248,3 +298,70 @@ def check_below_1(config: RunConfig, name: str) -> None:
     """Raises an error if a fraction is 1."""
     if getattr(config, name) == 1:
         raise UserError(f"{name} = 1 must be less than 1")
+
+
+def register_task(name: str, plug: str) -> None:
+    """Makes a task known, also in the processes of an ablation, wherever these are.
+
+    Args:
+        name: Its name, which its configuration has as `task`.
+        plug: Where its class is, as in "package.module:Class". `irpe.train.Task` says what it has.
+
+    Examples:
+        >>> import irpe.train
+        >>> irpe.train.register_task("poses", "my_project.poses:PoseTask")
+    """
+    module, colon, owner = plug.partition(":")
+    if not (module and colon and owner):
+        raise UserError(f"task {name!r}: {plug!r} is not of the form package.module:Class")
+    TASKS[name] = plug
+
+
+def find_task(name: str) -> "type[Task]":
+    """Returns the class of a task."""
+    check_choice("task", name, TASKS)
+    module, _, owner = TASKS[name].partition(":")
+    return getattr(importlib.import_module(module), owner)
+
+
+def make_task(config: RunConfig, weights: "Weights | None" = None) -> "Task":
+    """Returns the task of a configuration.
+
+    Args:
+        config: The configuration.
+        weights: Those that the model is built for, in place of the initial ones.
+    """
+    return find_task(config.task)(config, weights)
+
+
+def parse_config(text: str, path: Path = Path(RUN_FILE)) -> RunConfig:
+    """Returns the configuration that `RunConfig.to_json` wrote; what it does not name is default.
+
+    Args:
+        text: What it wrote.
+        path: Where it was read.
+    """
+    try:
+        written: dict[str, Any] = json.loads(text)
+        content = {name: value for name, value in written.items() if name != "sha256"}
+        name: Any = content.pop("task")
+        is_known = name in TASKS
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not the configuration of a run: {error!r}") from error
+    if not is_known:
+        raise UserError(f"{path} is of the task {name!r}, not one of {', '.join(TASKS)}")
+    config = find_task(name).Config
+    unknown = sorted(set(content) - {each.name for each in dataclasses.fields(config)})
+    if unknown:
+        raise UserError(
+            f"{path} is of another release (unknown settings: {', '.join(unknown)}): read it with "
+            "that release, or train again"
+        )
+    try:
+        parsed = config(**content)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except TypeError as error:
+        raise UserError(f"{path} lacks a setting: {error}") from error
+    files.check_json(written, path)
+    return parsed

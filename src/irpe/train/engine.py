@@ -6,10 +6,10 @@ randomness follows from the seed and that position, so a resumed run equals an u
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -17,23 +17,19 @@ from accelerate.utils import gather_object
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
-from irpe.adapters.saving import check_tensors
 from irpe.errors import NotFiniteError, UserError
 from irpe.ops.choose import PROVER
-from irpe.progress import NO_PROGRESS, Progress
-from irpe.train.checkpoint import check_disk_space, load_checkpoint, save_checkpoint
-from irpe.train.locks import lock_run
+from irpe.progress import Event, Listener, silent
+from irpe.train.config import RunConfig, make_task
+from irpe.train.evaluation import check_broken, measure_effect_of, predict_all, score_of
 from irpe.train.logs import Logs
 from irpe.train.optim import build_optimizer, build_schedule
-from irpe.train.overview import effect_on_images
-from irpe.train.processes import in_any_process, share_buffers
-from irpe.train.restoring import check_groups, check_moments, check_position
-from irpe.train.runs import CHECKPOINT, remove_remains, save_model, write_config
-from irpe.train.sampling import Batches, make_loader, train_sampler
-from irpe.train.seeding import seed_everything
+from irpe.train.processes import in_any_process, make_accelerator, share_buffers
+from irpe.train.run import Run
+from irpe.train.sampling import Batches, make_loader, plan_batches, seed_everything, train_sampler
+from irpe.train.score import Score
 from irpe.train.signals import StoppedError, StopRequest, stop_requests
-from irpe.train.steps import note_few_steps, suggest_batch_size
-from irpe.train.task import Task, TaskScore
+from irpe.train.task import AS_TRAINED, Images, Task
 
 
 @dataclass(frozen=True)
@@ -49,12 +45,12 @@ class FitResult:
         >>> import irpe.recipes, irpe.train
         >>> config = irpe.recipes.RECIPES["laptop"]()
         >>> fitted = irpe.train.train(config, "runs/laptop")  # doctest: +SKIP
-        >>> fitted.score.row()["top1"]  # doctest: +SKIP
+        >>> fitted.score.value  # doctest: +SKIP
     """
 
     model: nn.Module
     history: list[dict[str, float]]
-    score: TaskScore | None
+    score: Score | None
 
     @property
     def effect(self) -> float | None:
@@ -62,142 +58,116 @@ class FitResult:
         return self.history[-1].get("effect")
 
 
-def fit(
-    task: Task, directory: Path, accelerator: Accelerator, progress: Progress = NO_PROGRESS
+def train(
+    config: RunConfig,
+    directory: str | Path,
+    listen: Listener = silent,
+    accelerator: Accelerator | None = None,
+    begin: "Callable[[Trainer], object] | None" = None,
 ) -> FitResult:
-    """Trains to the end, from the run's checkpoint if there is one.
+    """Trains a model to the end and returns it; a run that stopped goes on where it was.
 
     Args:
-        task: What is learned.
-        directory: The run's directory.
-        accelerator: The processes.
-        progress: Is told how it goes.
+        config: What is trained: a recipe of `irpe.recipes.RECIPES`, or one changed by `replace`.
+        directory: The run's directory; what it holds is described in the guide to training.
+        listen: Hears how it goes: "training" with each step, "epoch 3/5" with its result.
+        accelerator: The processes; `None`: as they were started, on the device that is there.
+        begin: Called once when the run has its directory to itself, before the first step.
+
+    Examples:
+        >>> import irpe.recipes, irpe.train, tempfile
+        >>> config = irpe.recipes.RECIPES["laptop"]().replace(epochs=1, warmup_epochs=0)
+        >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
+        ...     fitted = irpe.train.train(config, folder)
     """
-    return run_to_end(Trainer(task, directory, accelerator, progress))
-
-
-def run_to_end(trainer: "Trainer", begin: Callable[[], object] | None = None) -> FitResult:
-    """Trains to the end, or until the process is asked to stop; then the run saves itself.
-
-    Args:
-        trainer: The run.
-        begin: Called when the run has its directory to itself, before the first step.
-    """
-    with trainer, stop_requests() as stopped:
-        if begin is not None:
-            begin()
-        trainer.run(stopped)
-    return FitResult(trainer.final_model(), trainer.history, trainer.score)
+    run = Run(directory)
+    accelerator = accelerator or make_accelerator(config.precision)
+    weights = run.checkpoint()["model"] if run.has_checkpoint else None
+    trainer = Trainer(make_task(config, weights), run, accelerator, listen)
+    return trainer.fit(begin)
 
 
 class Trainer:
-    """A run: where it stands and how it goes on. In a `with` block it has its directory to itself.
+    """A run on its way: where it stands, and how it goes on.
 
     Args:
         task: What is learned.
-        directory: The run's directory.
-        accelerator: The processes.
-        progress: Is told how it goes.
+        run: The run.
+        accelerator: The processes; the first of a node opens the data before the others.
+        listen: Hears how it goes.
+        part: Takes the images to train on, and returns those that are: a fraction in a search.
     """
 
     def __init__(
-        self, task: Task, directory: Path, accelerator: Accelerator, progress: Progress
+        self,
+        task: Task,
+        run: Run,
+        accelerator: Accelerator,
+        listen: Listener = silent,
+        part: Callable[[Images], Images] = lambda images: images,
     ) -> None:
-        self.task, self.config = task, task.config
-        self.directory, self.accelerator, self.progress = directory, accelerator, progress
+        self.task, self.run, self.accelerator, self.listen = task, run, accelerator, listen
         self.epoch, self.step = 0, 0
         self.history: list[dict[str, float]] = []
-        self.score: TaskScore | None = None
+        self.score: Score | None = None
         self.broken, self.sum_of_losses = set[int](), 0.0
-        self._held = ExitStack()
-        self._plan_batches()
+        with accelerator.local_main_process_first():  # it may download or compute features
+            self.images = part(task.open("train", None, listen))
+            self.val_images = task.open("val", AS_TRAINED, listen)
+        self.config: Any = task.config
+        self.plan = plan_batches(self.config, len(self.images), accelerator.num_processes)
         self._build()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as held:
-            if self.accelerator.is_main_process:
-                self._check_disk()
-                held.enter_context(lock_run(self.directory))
-                remove_remains(self.directory)
+    def fit(self, begin: "Callable[[Trainer], object] | None" = None) -> FitResult:
+        """Trains to the end, or until the process is asked to stop; then the run saves itself.
+
+        Args:
+            begin: Called when the run has its directory to itself, before the first step.
+        """
+        main = self.accelerator.is_main_process
+        with self.run.locked() if main else nullcontext(), stop_requests() as stopped:
+            if main:
+                self.run.begin(self.config)
             self.accelerator.wait_for_everyone()
             self._restore()
-            self._check_processes()
-            if self.accelerator.is_main_process:
-                write_config(self.directory, self.config)
-            self._held = held.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._held.close()
-
-    def _plan_batches(self) -> None:
-        """Splits the batch of a step between the processes, and each process's into micro-batches.
-
-        Sets the size of a micro-batch, their number in a step, the steps of an epoch, and a note if
-        these are few.
-        """
-        config, processes = self.config, self.accelerator.num_processes
-        per_process, rest = divmod(config.batch_size, processes)
-        self.micro_batch = min(config.device_batch_size or per_process, per_process)
-        if rest or per_process % self.micro_batch:
-            raise UserError(
-                f"batch_size = {config.batch_size} cannot be split between {processes} processes "
-                f"in micro-batches of device_batch_size = {self.micro_batch}: it must be a "
-                f"multiple of {processes * self.micro_batch}"
-            )
-        self.task.check_micro_batch(self.micro_batch)
-        self.num_micro_batches = per_process // self.micro_batch
-        self.steps = len(self._sampler(0)) // per_process
-        count = len(self.task.images.source)
-        if not self.steps:
-            raise UserError(
-                f"batch_size = {config.batch_size} is more than the {count} images: choose a "
-                f"smaller one, such as {suggest_batch_size(count, processes)}"
-            )
-        of_batch = config.batch_size, processes, config.aug_repeats
-        self.note = note_few_steps(self.steps, count, *of_batch)
+            done = [self.done]
+            if self.accelerator.num_processes > 1 and len(set(gather_object(done))) > 1:
+                raise UserError(f"the processes do not share {self.run}: all nodes must see it")
+            if begin is not None and main:
+                begin(self)
+            self._run_epochs(stopped)
+        return FitResult(self.final_model(), self.history, self.score)
 
     def _sampler(self, epoch: int) -> Any:
-        count, accelerator = len(self.task.images.source), self.accelerator
-        return train_sampler(
-            count, self.config, accelerator.num_processes, accelerator.process_index, epoch
-        )
+        accelerator = self.accelerator
+        ranks = accelerator.num_processes, accelerator.process_index
+        return train_sampler(len(self.images), self.config, *ranks, epoch)
 
     def _build(self) -> None:
         config = self.config
         seed_everything(config.seed)
         self.raw = self.task.build().to(self.accelerator.device)
         self.average = ModelEmaV3(self.raw, config.ema_decay) if config.ema_decay else None
-        optimizer = build_optimizer(self.task.optimizer_groups(self.raw), config)
-        self.schedule = build_schedule(optimizer, config, self.steps)
-        module: Any = self.task.training_module(self.raw)
+        optimizer = build_optimizer(self.task.groups(self.raw), config)
+        self.schedule = build_schedule(optimizer, config, self.plan.steps)
+        module: Any = _Step(self.raw)
         module = torch.compile(module) if config.compile else module
         self.module: Any = self.accelerator.prepare_model(module)
         self.optimizer = self.accelerator.prepare_optimizer(optimizer)
 
-    def _check_disk(self) -> None:
-        count = sum(p.numel() for p in self.raw.parameters())
-        check_disk_space(self.directory, 4 * count * (4 if self.config.ema_decay else 3))
-
-    def _check_processes(self) -> None:
-        """Raises an error unless all processes have read the same checkpoint."""
-        if self.accelerator.num_processes > 1 and len(set(gather_object([self.done]))) > 1:
-            raise UserError(f"the processes do not share {self.directory}: all nodes must see it")
-
-    def run(self, stopped: StopRequest) -> None:
-        """Trains until the end, or until it is asked to stop."""
-        self.progress.start("training", self.steps * self.config.epochs, self.done)
-        with Logs(self.directory, self.config, self.done, self.accelerator) as logs:
+    def _run_epochs(self, stopped: StopRequest) -> None:
+        self.listen(Event("training", self.done, self.plan.steps * self.config.epochs))
+        with Logs(self.run.directory, self.config, self.done, self.accelerator) as logs:
             while self.epoch < self.config.epochs:
                 self._run_epoch(stopped, logs)
         if self.accelerator.is_main_process and self.history:
-            save_model(self.directory, self.final_model())
+            self.run.save_model(self.final_model())
         self.accelerator.wait_for_everyone()
 
     @property
     def done(self) -> int:
         """The steps done so far."""
-        return self.epoch * self.steps + self.step
+        return self.epoch * self.plan.steps + self.step
 
     @property
     def lr(self) -> float:
@@ -206,45 +176,44 @@ class Trainer:
 
     def _run_epoch(self, stopped: StopRequest, logs: Logs) -> None:
         started, first = time.perf_counter(), self.step
-        first_batch = self.step * self.num_micro_batches
-        batches = Batches(self._sampler(self.epoch), self.epoch, self.micro_batch, first_batch)
-        loaded = iter(make_loader(self.task.images, batches, self.config.workers))
+        first_batch, steps = self.step * self.plan.num_micro_batches, self.plan.steps
+        batches = Batches(self._sampler(self.epoch), self.epoch, self.plan.micro_batch, first_batch)
+        loaded = iter(make_loader(self.images, batches, self.config.workers))
         self.module.train()
-        while self.step < self.steps:
+        while self.step < steps:
             loss = self._run_step(loaded)
             self.sum_of_losses += loss
             self.step += 1
             logs.step(self.done, loss, self.lr)
             values = {"loss": loss, "lr": self.lr, "images": self.config.batch_size}
-            self.progress.step(self.done, values)
+            self.listen(Event("training", self.done, steps * self.config.epochs, values))
             if in_any_process(stopped.is_set(), self.accelerator):
                 self.save()
                 raise StoppedError(
-                    f"stopped in epoch {self.epoch + 1} after step {self.step} of {self.steps}, "
-                    f"saved in {self.directory}",
+                    f"stopped in epoch {self.epoch + 1} after step {self.step} of {steps}, "
+                    f"saved in {self.run}",
                     stopped.number,
                 )
-            if self.step % self.config.save_every == 0 and self.step < self.steps:
+            if self.step % self.config.save_every == 0 and self.step < steps:
                 self.save()
         seconds = time.perf_counter() - started
         self.save()  # evaluation may take long
-        self._end_epoch(seconds, (self.steps - first) * self.config.batch_size / seconds, logs)
+        self._end_epoch(seconds, (steps - first) * self.config.batch_size / seconds, logs)
 
     def _run_step(self, loaded: Iterator[Any]) -> float:
         seed_everything(self.config.seed, self.epoch, self.step, self.accelerator.process_index)
         total = 0.0
-        batches = [next(loaded) for _ in range(self.num_micro_batches)]
-        normalizer = self.task.normalizer(batches, self.accelerator)
-        device = self.accelerator.device
+        batches = [next(loaded) for _ in range(self.plan.num_micro_batches)]
+        losses = self.task.losses(self.raw, batches, self.accelerator)
         for batch in batches:
             is_last = batch is batches[-1]
             with nullcontext() if is_last else self.accelerator.no_sync(self.module):
                 with self.accelerator.autocast():
-                    loss = self.task.loss(self.module, batch, normalizer, device)
+                    loss = self.module(losses)
                 self._check_loss(loss, batch)
                 self.accelerator.backward(loss / len(batches))
             total += loss.item() / len(batches)
-            self._add_broken(self.task.broken(batch))
+            self._add_broken(batch.broken)
         if self.config.clip_grad:
             self.accelerator.clip_grad_norm_(self.module.parameters(), self.config.clip_grad)
         self.schedule.step_update(self.done)
@@ -263,14 +232,15 @@ class Trainer:
         evaluated: dict[str, float] = {}
         if epoch % self.config.eval_every == 0 or epoch == self.config.epochs:
             share_buffers(self.final_model(), self.accelerator)
-            self.score = self.task.evaluate(self.final_model(), self.accelerator)
+            found = predict_all(self.task, self.final_model(), self.val_images, self.accelerator)
+            self.score = score_of(self.task, self.val_images, *found)
             evaluated = self.score.row()
-            effect = effect_on_images(self.task, self.final_model(), self.accelerator)
+            effect = measure_effect_of(self.task, self.final_model(), self.accelerator)
             evaluated |= {} if effect is None else {"effect": effect}
         row = {
             "epoch": epoch,
             "lr": self.lr,
-            "train_loss": sum(losses) / len(losses) / self.steps,
+            "train_loss": sum(losses) / len(losses) / self.plan.steps,
             **evaluated,
             "seconds": seconds,
             "images_per_second": speed,
@@ -280,11 +250,12 @@ class Trainer:
         self.epoch, self.step, self.sum_of_losses = epoch, 0, 0.0
         self.save()
         logs.epoch(self.history)
-        self.progress.report(f"epoch {epoch:>3}/{self.config.epochs}", row)
+        score = self.score if evaluated else None
+        self.listen(Event(f"epoch {epoch:>3}/{self.config.epochs}", result=_line(row, score)))
 
     def _check_loss(self, loss: Tensor, batch: Any) -> None:
         if not torch.isfinite(loss):
-            files = self.task.files(batch)
+            files = [self.images.source.filename(index) for index in batch.indices]
             more = f" and {len(files) - 8} more" if len(files) > 8 else ""
             raise NotFiniteError(
                 f"the loss is {loss.item()} in epoch {self.epoch + 1}, step {self.step + 1}, on "
@@ -294,7 +265,7 @@ class Trainer:
 
     def _add_broken(self, indices: list[int]) -> None:
         self.broken.update(indices)
-        self.task.check_broken(self.broken)
+        check_broken(sorted(self.broken), len(self.images), self.images, self.config)
 
     def final_model(self) -> nn.Module:
         """Returns the model that is evaluated and saved: the average where there is one."""
@@ -321,29 +292,56 @@ class Trainer:
                 "broken": sorted(self.broken),
                 "implementations": PROVER.choices,  # of attention on a GPU, found by timing
             }
-            save_checkpoint(self.directory / CHECKPOINT, state)
+            self.run.save_checkpoint(state)
         self.accelerator.wait_for_everyone()
 
     def _restore(self) -> None:
-        path = self.directory / CHECKPOINT
-        if not path.exists():
+        if not self.run.has_checkpoint:
             return
-        state = load_checkpoint(path)
+        state = self.run.checkpoint()
         self.epoch, self.step = state["epoch"], state["step"]
         self.sum_of_losses, self.history = state["sum_of_losses"], state["history"]
         self.broken = set(state["broken"])
-        PROVER.recall(state["implementations"])
+        PROVER.recall(state.get("implementations", {}))  # at first they were not stored
         try:
-            check_position(state, self.config.epochs, self.steps, len(self.task.images.source))
-            check_tensors(self.raw, state["model"], path)
+            if self.step > self.plan.steps:
+                raise UserError(
+                    f"it stands at step {self.step}, but {len(self.images)} images make "
+                    f"{self.plan.steps} steps: restore the data"
+                )
             if self.average is not None:
-                check_tensors(self.average.module, state["average"] or {}, path)
                 self.average.module.load_state_dict(state["average"])
             self.raw.load_state_dict(state["model"])
-            check_groups(self.optimizer, state["optimizer"]["param_groups"])
             self.optimizer.load_state_dict(state["optimizer"])
-            check_moments(self.optimizer, self.done)
             if self.accelerator.scaler is not None:
                 self.accelerator.scaler.load_state_dict(state["scaler"])
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-            raise UserError(f"{path} does not fit the run's configuration: {error}") from error
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the checkpoint of {self.run} does not fit its configuration: {error}"
+            ) from error
+
+
+class _Step(nn.Module):
+    """What several processes share: computes the next loss of a model.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, losses: Iterator[Tensor]) -> Tensor:
+        """Returns the next loss of `Task.losses`, which calls the model."""
+        return next(losses)
+
+
+def _line(row: dict[str, float], score: Score | None) -> str:
+    """Returns what an epoch found, in words."""
+    parts = [f"train {row['train_loss']:.3f}"]
+    parts += [] if score is None else [score.line(brief=True)]
+    parts += [f"effect {row['effect']:.1%}"] if "effect" in row else []
+    parts += [f"{row['images_per_second']:.0f} images/s"]
+    parts += [f"{row['broken']} unreadable"] if row["broken"] else []
+    return "  ".join(parts)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from irpe.extras import require
 from irpe.files import write_text
 from irpe.train.config import RunConfig
+from irpe.train.run import METRICS
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-METRICS = "metrics.csv"
 PROJECT = "irpe"  # the project of runs in a service that they are logged to
 _TRACKED = Path("wandb") / "id"  # the name that such a service has for a run
 

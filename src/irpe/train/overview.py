@@ -1,18 +1,13 @@
-"""What a run is, before it starts, and whether its encoding does anything."""
+"""What a run is, in words, before it starts."""
 
 import os
 
 import torch
-from accelerate import Accelerator
-from torch import nn
 
-from irpe.adapters.effect import mean_effect, measure_effect
 from irpe.train.config import RunConfig
 from irpe.train.optim import learns_tables
-from irpe.train.sampling import Batches, EveryImage, make_loader
-from irpe.train.task import Task
+from irpe.train.task import Images
 
-_MEASURED = 16  # validation images
 _NAMED = 5  # classes
 _RANDOM = {  # what is done to training images: without it, and in words, by the field
     "flip": (0.0, "mirrored with probability {:g}"),
@@ -26,40 +21,23 @@ _RANDOM = {  # what is done to training images: without it, and in words, by the
 }
 
 
-def effect_on_images(task: Task, model: nn.Module, accelerator: Accelerator) -> float | None:
-    """Returns how much a run's attention changes without its encoding, on some validation images.
-
-    Args:
-        task: The task, with its images.
-        model: The model, on the accelerator's device.
-        accelerator: Knows the device and the precision.
-
-    Returns:
-        The mean over the attentions (`irpe.adapters.effect`); `None` without an encoding.
-    """
-    if task.config.encoding == "none":
-        return None
-    sampler = EveryImage(len(task.val_images.source), 1, 0)
-    batches = Batches(sampler, 0, min(_MEASURED, len(sampler)))
-    batch = next(iter(make_loader(task.val_images, batches, 0)))
-    with accelerator.autocast():
-        return mean_effect(measure_effect(model, **task.model_inputs(batch, accelerator.device)))
-
-
-def describe_run(task: Task, num_parameters: int, device: torch.device) -> dict[str, str]:
+def describe_run(
+    config: RunConfig, train: Images, val: Images, num_parameters: int, device: torch.device
+) -> dict[str, str]:
     """Returns what a run is, in words, by the name of each fact.
 
     Args:
-        task: The task, with its data.
+        config: The configuration, with the classes of the data.
+        train: The images to train on.
+        val: The images to evaluate on.
         num_parameters: The learned parameters of the model.
         device: Where it is trained.
     """
-    config = task.config
     absolute = {"keep": "as the model has it", "none": "none", "sinusoid": "sinusoid"}
     return {
-        "model": f"{task.model_name}, {num_parameters:,} parameters",
+        "model": f"{config.title}, {num_parameters:,} parameters",
         "encoding": f"relative {config.encoding}, absolute {absolute[config.absolute]}",
-        **describe_data(task),
+        **describe_data(config, train, val),
         "device": describe_device(device),
         "budget": describe_budget(
             config, f"{config.table_lr:g}" if learns_tables(config.encoding) else ""
@@ -67,16 +45,14 @@ def describe_run(task: Task, num_parameters: int, device: torch.device) -> dict[
     }
 
 
-def describe_data(task: Task) -> dict[str, str]:
-    """Returns the images of a task, what becomes of them, and the classes, in words."""
-    classes, config = task.config.classes, task.config
-    shape: tuple[int, int, int] | None = getattr(config, "input_shape", None)
+def describe_data(config: RunConfig, train: Images, val: Images) -> dict[str, str]:
+    """Returns the images of a run, what becomes of them, and the classes, in words."""
+    classes, shape = config.classes, config.input_shape
     names = ", ".join(classes[:_NAMED]) + (", ..." if len(classes) > _NAMED else "")
-    train, val = len(task.images.source), len(task.val_images.source)
     return {
-        "images": f"{train:,} to train on, {val:,} to evaluate on ({config.data})",
+        "images": f"{len(train):,} to train on, {len(val):,} to evaluate on ({config.data})",
         **({} if shape is None else {"input": _describe_input(*shape)}),
-        "classes": f"{len(classes)}: {names}",
+        **({"classes": f"{len(classes)}: {names}"} if classes else {}),
     }
 
 

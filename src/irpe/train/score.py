@@ -17,6 +17,11 @@ class Measure:
         higher_is_better: Whether more of it is better.
         digits: How many digits after the point are shown.
         brief: Show it in the one line of an epoch, too.
+
+    Examples:
+        >>> import irpe.train
+        >>> irpe.train.Measure("top1", "top-1", "%").text(75.3)
+        'top-1 75.30'
     """
 
     key: str
@@ -105,7 +110,9 @@ class Score:
     def from_json(cls, content: Mapping[str, Any]) -> Self:
         """Returns the score that `to_json` described."""
         measures = tuple(Measure(**measure) for measure in content["measures"])
-        return cls(**{**content, "measures": measures, "values": tuple(content["values"])})
+        fields: dict[str, Any] = {**content, "values": tuple(content["values"])}
+        fields["measures"] = measures
+        return cls(**fields)
 
 
 def _or_none(value: float) -> float | None:

@@ -4,14 +4,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from irpe.errors import MissingFileError, UserError
-from irpe.files import read_safetensors
-from irpe.train.checkpoint import read_torch
+from irpe.files import check_zip, read_safetensors, warn_unchecked
 
 Weights = dict[str, Tensor]
 HEADS = ("head", "head_dist", "class_labels_classifier")
+
+
+def read_torch(path: Path) -> Any:
+    """Returns the tensors, numbers and strings in a torch file; nothing in it is executed."""
+    has_checksums = check_zip(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch meets damage in many ways
+        raise UserError(
+            f"{path} is damaged, or holds more than tensors, numbers and strings "
+            f"({type(error).__name__})"
+        ) from error
+    if not has_checksums:
+        warn_unchecked(path)
+    return content
 
 
 def read_weights(path: Path) -> Weights:

@@ -11,20 +11,14 @@ from irpe.viz.canvas import save_figure
 from irpe.viz.capture import CapturedAttention, capture
 from irpe.viz.conversions import plot_conversion, plot_position_probe
 from irpe.viz.cost_curves import plot_cost_bars, plot_cost_curves
-from irpe.viz.detections import DetectedImage, plot_contact_sheet, plot_detections
 from irpe.viz.explorer import explorer_page
 from irpe.viz.gpu_times import plot_gpu_times
 from irpe.viz.images import default_image, image_input, read_image
 from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
+from irpe.viz.pictures import plot_images
 from irpe.viz.position_maps import plot_positions
 from irpe.viz.robustness_curves import plot_robustness
-from irpe.viz.segmentations import (
-    SegmentedImage,
-    plot_segmentation,
-    plot_segmentation_sheet,
-)
-from irpe.viz.size_curves import plot_sizes
 from irpe.viz.table_maps import plot_tables
 from irpe.viz.training_curves import plot_training
 from irpe.viz.wandering_star import animate_star, save_animation
@@ -32,9 +26,7 @@ from irpe.viz.weight_maps import plot_weights
 
 __all__ = [
     "CapturedAttention",
-    "DetectedImage",
     "Locality",
-    "SegmentedImage",
     "animate_star",
     "capture",
     "default_image",
@@ -43,21 +35,17 @@ __all__ = [
     "measure_locality",
     "plot_attention",
     "plot_buckets",
-    "plot_contact_sheet",
     "plot_conversion",
     "plot_cost_bars",
     "plot_cost_curves",
-    "plot_detections",
     "plot_gpu_times",
+    "plot_images",
     "plot_index",
     "plot_locality",
     "plot_position_probe",
     "plot_positions",
     "plot_robustness",
     "plot_scores",
-    "plot_segmentation",
-    "plot_segmentation_sheet",
-    "plot_sizes",
     "plot_tables",
     "plot_training",
     "plot_weights",

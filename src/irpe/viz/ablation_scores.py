@@ -4,7 +4,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled
+from irpe.core.colours import COLOURS
+from irpe.viz.canvas import COLUMN, new_figure, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 COLUMN = 8.0  # centimetres: the width of a column of the paper
 FORMATS = (".png", ".svg")
 DPI = 200
-# Okabe and Ito's colours, which colour-blind readers can distinguish.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 STAR = "#E8000B"
 SEQUENTIAL, DIVERGING = "cividis", "PuOr_r"
 _STYLE: dict[str, Any] = {
@@ -144,7 +142,11 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
 
     Examples:
         >>> import irpe.viz
-        >>> path = irpe.viz.save_figure(irpe.viz.plot_index(), "index.svg")  # doctest: +SKIP
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = irpe.viz.save_figure(irpe.viz.plot_index(), f"{folder}/index.svg")
+        >>> path.name
+        'index.svg'
     """
     path = check_output(path, FORMATS)
     matplotlib = require("matplotlib", "viz")

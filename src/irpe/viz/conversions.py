@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled, whole_ticks
+from irpe.core.colours import COLOURS
+from irpe.viz.canvas import COLUMN, new_figure, panels, styled, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

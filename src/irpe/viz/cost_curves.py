@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irpe.core.colours import COLOURS
 from irpe.errors import UserError
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled
+from irpe.viz.canvas import COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from irpe.core.colours import COLOURS
 from irpe.core.index import Clip, Index, Piecewise
 from irpe.errors import UserError
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled, whole_ticks
+from irpe.viz.canvas import COLUMN, new_figure, styled, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from irpe.core.colours import COLOURS
 from irpe.core.positions import Positions
 from irpe.errors import UserError
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, styled
+from irpe.viz.canvas import COLUMN, new_figure, styled
 from irpe.viz.capture import CapturedAttention, HeadPairs
 from irpe.viz.head_maps import short_name
 

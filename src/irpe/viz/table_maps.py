@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from irpe.adapters.equipped import active_encoding, equipped_attentions
+from irpe.core.colours import COLOURS
 from irpe.errors import UserError
-from irpe.viz.canvas import COLOURS, DIVERGING, SEQUENTIAL, draw_map, draw_star, new_figure, styled
+from irpe.viz.canvas import DIVERGING, SEQUENTIAL, draw_map, draw_star, new_figure, styled
 from irpe.viz.head_maps import short_name
 from irpe.viz.table_norms import TableNorms, table_norms
 

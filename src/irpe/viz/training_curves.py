@@ -4,28 +4,36 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from irpe.core.colours import COLOURS
 from irpe.errors import UserError
-from irpe.viz.canvas import COLOURS, COLUMN, new_figure, panels, styled, whole_ticks
+from irpe.train.score import Measure
+from irpe.viz.canvas import COLUMN, new_figure, panels, styled, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Metrics = Mapping[str, Sequence[float]]
-_CLASSIFIER = ("epoch", "train_loss", "val_loss", "top1")
-_DETECTOR = ("epoch", "train_loss", "AP", "AP50")
-_SEGMENTER = ("epoch", "train_loss", "mIoU", "pixel_accuracy")
+# Columns that are not scores.
+_OTHERS = (
+    "epoch", "lr", "train_loss", "val_loss", "effect", "seconds", "images_per_second", "broken",
+    "val_broken",
+)  # fmt: skip
 _DASHES = ("-", "--", ":", "-.")
 _PALE = 0.35
 _ONE_COLUMN, _ENTRIES = 4, 16  # entries of a legend of one column, and of any legend
 
 
 @styled
-def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
-    """Returns the curves of several runs: accuracy, average precision or mIoU, and the losses.
+def plot_training(
+    runs: Mapping[str, Metrics | Sequence[Metrics]], measure: Measure | None = None
+) -> "Figure":
+    """Returns the curves of several runs: the score that is compared, and the losses.
 
     Args:
         runs: The columns of each run's table, by the name that the legend shows; NaN where an epoch
             was not evaluated. Several tables under one name, those of seeds, have one colour.
+        measure: What is compared; `None`: the first column that is a score, of which more is
+            better.
 
     Examples:
         >>> import irpe.viz
@@ -36,15 +44,10 @@ def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
     if not runs:
         raise UserError("nothing to draw: pass the metrics of at least one run")
     groups = {name: [x] if isinstance(x, Mapping) else list(x) for name, x in runs.items()}
+    measure = measure or _first_score(groups)
     for name, tables in groups.items():
         for metrics in tables:
-            _check_columns(name, metrics)
-    kinds = {_needed(metrics) for tables in groups.values() for metrics in tables}
-    if len(kinds) > 1:
-        raise UserError(
-            "classifiers, detectors and segmenters have no score in common: draw them apart"
-        )
-    draw = _DRAWN[kinds.pop()]
+            _check_columns(name, metrics, measure)
     columns = _columns(len(groups))
     lines = min(len(groups), _ENTRIES) / columns
     figure = new_figure(COLUMN * (1.5 if columns > 1 else 1), 9.2 + 0.45 * lines)
@@ -54,9 +57,12 @@ def plot_training(runs: Mapping[str, Metrics | Sequence[Metrics]]) -> "Figure":
         dashes = _DASHES[index // len(COLOURS) % len(_DASHES)]
         style = {"color": COLOURS[index % len(COLOURS)], "linestyle": dashes}
         first = len(score.lines)
-        best = [draw(score, loss, metrics, style) for metrics in tables]
-        text = f"{name}: {', '.join(_FORMATS[draw].format(value) for value in best)}"
-        labels.append((max(best), score.lines[first], text))
+        best = [_draw(score, loss, metrics, measure, style) for metrics in tables]
+        text = f"{name}: {', '.join(f'{value:.{measure.digits}f}' for value in best)}"
+        sign = 1 if measure.higher_is_better else -1
+        labels.append((max(sign * value for value in best), score.lines[first], text))
+    score.set(ylabel=f"validation {measure.name}{', in %' if measure.unit == '%' else ''}")
+    loss.set(xlabel="epoch", ylabel="loss (pale: in training, beside that of validation)")
     for axes in (score, loss):
         axes.grid(axis="y")
         whole_ticks(axes.xaxis)
@@ -86,59 +92,32 @@ def _add_legend(figure: "Figure", labels: Sequence[tuple[float, Any, str]]) -> N
         text.set_parse_math(False)
 
 
-def _draw_classifier(score: Any, loss: Any, metrics: Metrics, style: Any) -> float:
-    epochs, top1 = _evaluated(metrics, "top1")
-    score.plot(epochs, top1, **style)
-    loss.plot(*_evaluated(metrics, "val_loss"), **style)
-    loss.plot(metrics["epoch"], metrics["train_loss"], alpha=_PALE, **style)
-    score.set(ylabel="validation top-1, in %")
-    loss.set(xlabel="epoch", ylabel="loss (in training: pale)")
-    return max(top1, default=math.nan)
+def _draw(score: Any, loss: Any, metrics: Metrics, measure: Measure, style: Any) -> float:
+    """Draws the curves of a run, and returns its best score."""
+    epochs, values = _evaluated(metrics, measure.key)
+    score.plot(epochs, values, **style)
+    if "val_loss" in metrics:
+        loss.plot(*_evaluated(metrics, "val_loss"), **style)
+    alpha = _PALE if "val_loss" in metrics else 1.0
+    loss.plot(metrics["epoch"], metrics["train_loss"], alpha=alpha, **style)
+    return (max if measure.higher_is_better else min)(values, default=math.nan)
 
 
-def _draw_detector(score: Any, loss: Any, metrics: Metrics, style: Any) -> float:
-    epochs, precision = _evaluated(metrics, "AP")
-    score.plot(epochs, precision, **style)
-    score.plot(*_evaluated(metrics, "AP50"), alpha=_PALE, **style)
-    loss.plot(metrics["epoch"], metrics["train_loss"], **style)
-    score.set(ylabel="validation AP (AP50: pale)")
-    loss.set(xlabel="epoch", ylabel="loss in training")
-    return max(precision, default=math.nan)  # none where val has no objects
+def _first_score(groups: Mapping[str, Sequence[Metrics]]) -> Measure:
+    first = next(iter(groups.values()))[0]
+    scores = [name for name in first if name not in _OTHERS]
+    if not scores:
+        raise UserError(f"the tables have no score beside {', '.join(first)}")
+    return Measure(scores[0], scores[0])
 
 
-def _draw_segmenter(score: Any, loss: Any, metrics: Metrics, style: Any) -> float:
-    epochs, miou = _evaluated(metrics, "mIoU")
-    score.plot(epochs, miou, **style)
-    loss.plot(metrics["epoch"], metrics["train_loss"], **style)
-    score.set(ylabel="validation mIoU, in %")
-    loss.set(xlabel="epoch", ylabel="loss in training")
-    return max(miou, default=math.nan)
-
-
-_DRAWN: dict[tuple[str, ...], Any] = {
-    _CLASSIFIER: _draw_classifier,
-    _DETECTOR: _draw_detector,
-    _SEGMENTER: _draw_segmenter,
-}
-_FORMATS = {
-    _draw_classifier: "{:.1f} %",
-    _draw_detector: "AP {:.3f}",
-    _draw_segmenter: "mIoU {:.1f}",
-}
-
-
-def _needed(columns: Metrics) -> tuple[str, ...]:
-    """Returns the columns that a table needs, by the score that it has."""
-    return _DETECTOR if "AP" in columns else _SEGMENTER if "mIoU" in columns else _CLASSIFIER
-
-
-def _check_columns(run: str, columns: Metrics) -> None:
-    needed = _needed(columns)
-    missing = [name for name in needed if name not in columns]
-    if missing:
-        raise UserError(
-            f"the table of {run} has no column {missing[0]!r}: it needs {', '.join(needed)}"
-        )
+def _check_columns(run: str, columns: Metrics, measure: Measure) -> None:
+    for name in ("epoch", "train_loss", measure.key):
+        if name not in columns:
+            raise UserError(
+                f"the table of {run} has no column {name!r}: draw runs of one task, whose score "
+                f"is {measure.key}"
+            )
 
 
 def _evaluated(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:

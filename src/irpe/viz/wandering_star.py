@@ -58,7 +58,7 @@ def animate_star(
     pictures: list[Image] = []
     for patch in wander(grid):
         figure = new_figure(
-            _WIDTH * (2 if image is None else 3), _WIDTH * grid.shape[0] / grid.shape[1] + 1.0
+            _WIDTH * (2 if image is None else 3), _WIDTH * grid.shape[0] / grid.shape[1] + 1.3
         )
         drawn = panels(figure, 1, 2 if image is None else 3, space=0.04)[0]
         if image is not None:
@@ -91,7 +91,7 @@ def _rendered(figure: Any) -> "Image":
     from PIL import Image
 
     file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=_DPI)
+    figure.savefig(file, format="png", dpi=_DPI, bbox_inches="tight", pad_inches=0.05)
     return Image.open(file).convert("RGB")
 
 
@@ -106,8 +106,12 @@ def save_animation(
         seconds: How long each is shown.
 
     Examples:
-        >>> import irpe.viz
-        >>> path = irpe.viz.save_animation(pictures, "star.gif")  # doctest: +SKIP
+        >>> import irpe.viz, tempfile
+        >>> pictures = [irpe.viz.default_image(), irpe.viz.default_image().rotate(90)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = irpe.viz.save_animation(pictures, f"{folder}/star.gif")
+        >>> path.name
+        'star.gif'
     """
     path = check_output(path, ANIMATIONS)
     file, arguments = io.BytesIO(), {"save_all": True, "duration": int(1000 * seconds), "loop": 0}

@@ -15,6 +15,12 @@ HERE = Path(__file__).parent
 needs_compiler = pytest.mark.skipif(build.why_not() is not None, reason=f"{build.why_not()}")
 
 
+@pytest.fixture(autouse=True)
+def switched_on(monkeypatch):
+    """Also where the tests run with the kernels switched off."""
+    monkeypatch.delenv("IRPE_NATIVE", raising=False)
+
+
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """Lets `library.load` look into an empty folder."""
@@ -48,7 +54,6 @@ def test_a_library_that_is_none_is_not_used(fresh):
 
 
 def test_the_version_says_what_is_installed(monkeypatch, tmp_path):
-    monkeypatch.delenv("IRPE_NATIVE", raising=False)
     monkeypatch.setattr(build, "library_path", lambda width: tmp_path / width)
     assert "no compiled kernels" in build.installed()
     for name in build.WIDTHS:

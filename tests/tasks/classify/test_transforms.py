@@ -2,10 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torchvision.transforms.v2.functional import pil_to_tensor
 from train.little import CONFIG, Damaged
 
-from irpe.tasks.classify.transforms import eval_images, train_images
+from irpe.tasks.classify.transforms import (
+    LabelledImages,
+    eval_images,
+    shift_image,
+    train_images,
+)
 from irpe.train.image_files import BrokenImageError, convert_mode
 from irpe.train.sampling import Sample
 
@@ -86,3 +93,28 @@ def test_nothing_but_broken_images():
     images = eval_images(Damaged({0, 1, 2, 3}), CONFIG)
     with pytest.raises(ValueError, match="none of the 4 images can be read"):
         images[Sample(0, 0, 0)]
+
+
+@pytest.mark.parametrize("distance", [0, 1, 4])
+def test_without_black_the_border_reflects(distance):
+    images = torch.randn(4, 3, 8, 6)
+    padded = np.pad(images.numpy(), [(0, 0), (0, 0), (distance, distance), (distance, distance)],
+                    mode="reflect")  # fmt: skip
+    for number, (down, right) in enumerate([(0, 1), (1, 0), (0, -1), (-1, 0)]):
+        row, column = distance * (1 - down), distance * (1 - right)
+        expected = padded[number, :, row : row + 8, column : column + 6]
+        assert np.array_equal(shift_image(images[number], distance, number).numpy(), expected)
+
+
+def test_a_shift_beyond_the_image_reflects_again():
+    image = torch.arange(3.0).expand(1, 2, 3)
+    assert shift_image(image, 5, 0)[0, 0].tolist() == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_grey_images_leave_black_and_photographs_their_reflection(mode):
+    white = LabelledImages(Damaged(set()), pil_to_tensor, CONFIG.replace(
+        channels=3 if mode == "RGB" else 1), None)  # fmt: skip
+    white.source.read = lambda index: (Image.new(mode, (8, 8), "white"), 0)
+    images = [white.shifted(2)[Sample(0, position, 0)][0] for position in range(4)]
+    assert [int(image.min()) for image in images] == [255 if mode == "RGB" else 0] * 4

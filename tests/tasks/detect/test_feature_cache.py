@@ -26,7 +26,7 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def source(data):
-    return task(data).train
+    return task(data).open("train", None).source
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def backbone(data):
 
 
 def test_cached_features_are_those_of_the_images(source, backbone, cache):
-    maps = cached_features(backbone, source, VIEWS, 2, 3)
-    pixels, target, _ = BoxImages(source, VIEWS, 0)[Sample(1, 5, 5)]
-    features, feature_target, index = maps.versions[5][1]
+    maps = cached_features(backbone, BoxImages(source, VIEWS, 0), 2, 3)
+    pixels, target, *_ = BoxImages(source, VIEWS, 0)[Sample(1, 5, 5)]
+    features, feature_target, index, _ = maps.versions[5][1]
     with torch.no_grad():
         torch.testing.assert_close(features, backbone.feature_map(pixels[None])[0])
     assert index == 5
@@ -45,18 +45,18 @@ def test_cached_features_are_those_of_the_images(source, backbone, cache):
     ratio = torch.tensor([features.shape[a] / pixels.shape[a] for a in (2, 1, 2, 1)])
     torch.testing.assert_close(feature_target.boxes, target.boxes * ratio)
     files = [(path, path.stat().st_mtime_ns) for path in cache.iterdir()]
-    again = cached_features(backbone, source, VIEWS, 2, 3)
+    again = cached_features(backbone, BoxImages(source, VIEWS, 0), 2, 3)
     assert torch.equal(again.versions[5][1][0], features)
     assert [(path, path.stat().st_mtime_ns) for path in cache.iterdir()] == files
 
 
 def test_samples_take_versions_by_seed_epoch_and_position(data):
-    images = task(data, frozen(data)).images
+    images = task(data, frozen(data)).open("train", None)
     samples = [Sample(epoch, position, 5) for epoch in range(4) for position in range(4)]
     first = [images[sample] is images.versions[5][0] for sample in samples]
     assert set(first) == {False, True}
     assert [images[sample] is images.versions[5][0] for sample in samples] == first
-    other = task(data, frozen(data).replace(seed=1)).images
+    other = task(data, frozen(data).replace(seed=1)).open("train", None)
     assert [other[sample] is other.versions[5][0] for sample in samples] != first
 
 
@@ -65,11 +65,11 @@ def test_crops_of_feature_maps_keep_what_their_boxes_enclose(source):
     features[0, 2:5, 3:8] = 1
     features[1, 6, 0] = 1
     boxes = torch.tensor([[3.0, 2, 8, 5], [0, 6, 1, 7]])
-    whole = features, Target(boxes, torch.tensor([0, 1])), 0
-    maps = FeatureMaps(source, [[whole]], 3, crops=True)
+    whole = features, Target(boxes, torch.tensor([0, 1])), 0, False
+    maps = FeatureMaps(BoxImages(source, VIEWS, 0), [[whole]], 3, crops=True)
     shapes = set()
     for position in range(60):
-        crop, target, _ = maps[Sample(0, position, 0)]
+        crop, target, *_ = maps[Sample(0, position, 0)]
         shapes.add(tuple(crop.shape[1:]))
         expected = {label: crop[label].sum().item() for label in (0, 1) if crop[label].any()}
         found = {
@@ -89,7 +89,7 @@ def test_damaged_features_are_named(source, backbone):
     path.parent.mkdir()
     path.write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"safetensors is damaged or .*; remove it"):
-        cached_features(backbone, source, VIEWS, 1, 0)
+        cached_features(backbone, BoxImages(source, VIEWS, 0), 1, 0)
 
 
 def test_the_file_follows_from_the_data_and_the_weights(source, backbone):

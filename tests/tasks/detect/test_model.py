@@ -9,7 +9,7 @@ import irpe
 from irpe.nn.tables import RelativePositionEncoding
 from irpe.recipes.detection import RECIPES
 from irpe.tasks.detect.backbone import FrozenBackbone
-from irpe.tasks.detect.model import LayerPredictions, build_detector
+from irpe.tasks.detect.model import build_detector, layer_predictions
 
 NAMED = CONFIG.replace(classes=("cat", "dog"))
 FROZEN_NAMED = NAMED.replace(backbone_lr=0.0)
@@ -54,7 +54,8 @@ def test_no_absolute_encoding_in_the_encoder_nor_in_the_keys_of_the_decoder():
 @pytest.mark.parametrize("takes", ["images", "features"])
 def test_a_frozen_backbone_computes_features_of_images_and_passes_features_through(takes):
     torch.manual_seed(0)
-    model = build_detector(FROZEN_NAMED, takes=takes).eval()
+    model = build_detector(FROZEN_NAMED).eval()
+    model.model.backbone.takes = takes
     backbone = model.model.backbone
     assert isinstance(backbone, FrozenBackbone)
     image, mask = torch.randn(1, 3, 64, 96), torch.ones(1, 64, 96, dtype=torch.bool)
@@ -83,7 +84,7 @@ def test_the_last_of_all_layer_predictions_is_what_the_model_predicts():
         torch.nn.init.normal_(parameter)  # else it makes no difference how often it is applied
     image, mask = torch.randn(2, 3, 64, 96), torch.ones(2, 64, 96, dtype=torch.bool)
     with torch.no_grad():
-        logits, boxes = LayerPredictions(model)(image, mask)
+        logits, boxes = layer_predictions(model, image, mask)
         expected = model(pixel_values=image, pixel_mask=mask)
     assert (logits.shape, boxes.shape) == ((2, 2, 5, 3), (2, 2, 5, 4))
     torch.testing.assert_close(logits[-1], expected.logits)
@@ -99,7 +100,8 @@ def test_a_frozen_backbone_does_not_learn():
 
 def test_padding_changes_nothing_and_non_square_maps_reach_the_encoding():
     torch.manual_seed(0)
-    model = build_detector(FROZEN_NAMED, takes="features").eval()
+    model = build_detector(FROZEN_NAMED).eval()
+    model.model.backbone.takes = "features"
     for table in tables(model):
         for parameter in table.parameters():
             torch.nn.init.normal_(parameter)

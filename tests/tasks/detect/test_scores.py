@@ -10,24 +10,17 @@ import torch
 pytest.importorskip("accelerate", reason="needs the extra 'train'")
 pytest.importorskip("pycocotools", reason="needs the extra 'train'")
 
-from accelerate import Accelerator
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from tasks.detect.detections import dataset, found, scene, truth
 
-from irpe.tasks.detect.scores import (
-    gather_detections,
-    score_boxes,
-    score_with_classes,
-    to_detections,
-)
+from irpe.tasks.detect.scores import score_boxes, to_detections
 
-NAMES = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 LARGE = [10, 20, 100, 200]
 
 
 def numbers(score):
-    return [getattr(score, name) for name in NAMES]
+    return list(score.details.values())
 
 
 def same(ours, theirs):
@@ -57,7 +50,9 @@ def test_perfect_boxes_score_one():
 def test_one_of_two_found_scores_the_recall_levels_up_to_a_half():
     content = dataset([truth(1, 3, LARGE), truth(2, 3, LARGE)], categories=(3,))
     score = score_boxes(content, [found(1, 3, LARGE)])
-    assert score.ap == score.ap50 == pytest.approx(51 / 101)  # 0, 0.01, ..., 0.5
+    assert (
+        score.details["AP"] == score.details["AP50"] == pytest.approx(51 / 101)
+    )  # 0, 0.01, ..., 0.5
 
 
 def test_a_false_box_counts_where_its_score_puts_it():
@@ -67,9 +62,9 @@ def test_a_false_box_counts_where_its_score_puts_it():
     last = score_boxes(content, [*right, found(1, 3, wrong, 0.1)])
     between = score_boxes(content, [*right, found(1, 3, wrong, 0.7)])
     first = score_boxes(content, [*right, found(1, 3, wrong, 0.95)])
-    assert last.ap == pytest.approx(1)
-    assert between.ap == pytest.approx((51 + 50 * 2 / 3) / 101)  # precision 1, 1/2, 2/3
-    assert first.ap == pytest.approx(2 / 3)
+    assert last.details["AP"] == pytest.approx(1)
+    assert between.details["AP"] == pytest.approx((51 + 50 * 2 / 3) / 101)  # precision 1, 1/2, 2/3
+    assert first.details["AP"] == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(
@@ -79,33 +74,43 @@ def test_a_shifted_box_is_found_up_to_its_iou(shift, thresholds):
     iou = (100 - shift) / (100 + shift)
     assert thresholds == sum(iou >= (50 + 5 * n) / 100 for n in range(10))
     score = score_boxes(dataset([truth(1, 3, [0, 0, 100, 50])]), [found(1, 3, [shift, 0, 100, 50])])
-    assert score.ap == pytest.approx(thresholds / 10)
-    assert (score.ap50, score.ap75) == pytest.approx((float(iou >= 0.5), float(iou >= 0.75)))
+    assert score.details["AP"] == pytest.approx(thresholds / 10)
+    assert (score.details["AP50"], score.details["AP75"]) == pytest.approx(
+        (float(iou >= 0.5), float(iou >= 0.75))
+    )
 
 
 def test_boxes_in_a_crowd_are_neither_right_nor_wrong():
     boxes = [truth(1, 3, LARGE), truth(1, 3, [300, 0, 300, 300], crowd=1)]
     inside = [found(1, 3, [320 + 10 * n, 20, 40, 40], 0.95) for n in range(5)]
     detections = [found(1, 3, LARGE), *inside]
-    assert score_boxes(dataset(boxes), detections).ap == pytest.approx(1)
+    assert score_boxes(dataset(boxes), detections).details["AP"] == pytest.approx(1)
     boxes[1]["iscrowd"] = 0
-    assert score_boxes(dataset(boxes), detections).ap == pytest.approx(1 / 6 * 51 / 101)
+    assert score_boxes(dataset(boxes), detections).details["AP"] == pytest.approx(1 / 6 * 51 / 101)
 
 
 def test_sizes_are_scored_apart():
     small, medium, large = [0, 0, 31, 31], [100, 0, 50, 50], [200, 0, 100, 100]
     content = dataset([truth(1, 3, box) for box in (small, medium, large)])
     score = score_boxes(content, [found(1, 3, small), found(1, 3, large)])
-    assert (score.ap_small, score.ap_medium, score.ap_large) == pytest.approx((1, 0, 1))
+    assert (score.details["APs"], score.details["APm"], score.details["APl"]) == pytest.approx(
+        (1, 0, 1)
+    )
     score = score_boxes(dataset([truth(1, 3, small)]), [found(1, 3, small)])
-    assert score.ap_small == pytest.approx(1)
-    assert math.isnan(score.ap_medium)
-    assert math.isnan(score.ap_large)
+    assert score.details["APs"] == pytest.approx(1)
+    assert math.isnan(score.details["APm"])
+    assert math.isnan(score.details["APl"])
 
 
 def test_nothing_found_is_zero_and_nothing_to_find_is_nan():
     score = score_boxes(dataset([truth(1, 3, LARGE)]), [])
-    assert (score.ap, score.ap50, score.ap75, score.ap_large, score.num_images) == (0, 0, 0, 0, 2)
+    assert (
+        score.details["AP"],
+        score.details["AP50"],
+        score.details["AP75"],
+        score.details["APl"],
+        score.num_images,
+    ) == (0, 0, 0, 0, 2)
     for detections in ([], [found(1, 3, LARGE)]):
         assert all(map(math.isnan, numbers(score_boxes(dataset([]), detections))))
     assert score_boxes(dataset([], images=()), []).num_images == 0
@@ -117,13 +122,12 @@ def test_numbers_are_those_of_pycocotools(tmp_path, seed, capsys):
     theirs = pycocotools(content, detections, tmp_path)
     capsys.readouterr()
     ours = score_boxes(content, detections)
-    with_classes, of_classes = score_with_classes(content, detections)
     assert capsys.readouterr() == ("", "")
-    assert 0.1 < ours.ap < 0.9
-    assert same(numbers(with_classes), numbers(ours))
+    assert 0.1 < ours.details["AP"] < 0.9
     assert same(numbers(ours), theirs.stats[:6].tolist())
     precision = theirs.eval["precision"]
     means = [float(precision[:, :, place, 0, 2].mean()) for place in range(3)]
+    of_classes = ours.classes
     assert list(of_classes) == ["class 3", "class 7", "class 40"]
     assert same(of_classes.values(), means)
     assert math.isnan(of_classes["class 40"])
@@ -139,11 +143,11 @@ def test_arguments_stay_as_they_are_and_scores_repeat():
 
 def test_classes_are_named_by_id_in_any_order():
     content = dataset([truth(1, 7, LARGE), truth(2, 3, LARGE)], categories=(7, 3))
-    _, scores = score_with_classes(content, [found(1, 7, LARGE)])
+    scores = score_boxes(content, [found(1, 7, LARGE)]).classes
     assert scores == pytest.approx({"class 7": 1, "class 3": 0})
     content["categories"][1]["name"] = "class 7"
     with pytest.raises(ValueError, match="two categories have one name"):
-        score_with_classes(content, [])
+        score_boxes(content, [])
 
 
 @pytest.mark.parametrize(
@@ -178,45 +182,12 @@ def test_annotations_that_pycocotools_miscounts_are_errors(change, message):
         score_boxes(content, [])
 
 
-def outputs():
-    probabilities = torch.tensor([[[0.1, 0.3, 0.6], [0.5, 0.2, 0.3]], [[0.2, 0.8, 0.0]] * 2])
-    boxes = torch.tensor(
-        [[[0.5, 0.5, 0.5, 0.25], [0.0, 0.5, 0.5, 2.0]], [[0.9, 0.1, 0.4, 0.4]] * 2]
-    )
-    return probabilities.log().clamp(min=-1e4), boxes
-
-
-def test_queries_become_the_best_class_and_the_box_in_the_image():
-    detections = to_detections(*outputs(), [11, 5], [(40, 80), (100, 200)], [7, 3])
-    ids = [(one["image_id"], one["category_id"]) for one in detections]
-    assert ids == [(11, 3), (11, 7), (5, 3), (5, 3)]  # "no object" never wins
-    assert [one["score"] for one in detections] == pytest.approx([0.3, 0.5, 0.8, 0.8])
-    expected = [[20, 15, 40, 10], [0, 0, 20, 40], [140, 0, 60, 30], [140, 0, 60, 30]]
-    for one, box in zip(detections, expected, strict=True):
+def test_queries_become_the_box_in_the_image():
+    scores, classes = torch.tensor([0.3, 0.5]), torch.tensor([1, 0])
+    boxes = torch.tensor([[0.5, 0.5, 0.5, 0.25], [0.0, 0.5, 0.5, 2.0]])
+    detections = to_detections(scores, classes, boxes, 11, (40, 80), [7, 3])
+    assert [(one["image_id"], one["category_id"]) for one in detections] == [(11, 3), (11, 7)]
+    assert [one["score"] for one in detections] == pytest.approx([0.3, 0.5])
+    for one, box in zip(detections, [[20, 15, 40, 10], [0, 0, 20, 40]], strict=True):
         assert one["bbox"] == pytest.approx(box, abs=1e-4)
     assert json.loads(json.dumps(detections)) == detections
-
-
-def test_low_precision_is_scored_in_float32():
-    logits = torch.randn(1, 5, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
-    boxes = torch.rand(1, 5, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
-    low, high = (
-        to_detections(logits.to(dtype), boxes.to(dtype), [1], [(481, 643)], [1, 2, 3])
-        for dtype in (torch.bfloat16, torch.float32)
-    )
-    assert low == high
-
-
-def test_outputs_that_do_not_fit_are_errors():
-    logits, boxes = outputs()
-    with pytest.raises(ValueError, match=r"shape \(2, 1, 4\), not \(2, 2, 4\)"):
-        to_detections(logits, boxes[:, :1], [1, 2], [(4, 8)] * 2, [7, 3])
-    with pytest.raises(ValueError, match="2 images have 1 ids and 2 sizes"):
-        to_detections(logits, boxes, [1], [(4, 8)] * 2, [7, 3])
-    with pytest.raises(ValueError, match="3 categories for 3 logits: pass 2"):
-        to_detections(logits, boxes, [1, 2], [(4, 8)] * 2, [7, 3, 1])
-
-
-def test_one_process_keeps_its_detections():
-    own = scene(1)[1]
-    assert gather_detections(own, Accelerator(cpu=True)) is own

@@ -6,14 +6,11 @@ import pytest
 import torch
 from train.boxed import make_voc, voc_object, voc_text
 from train.little import StopAt
-from train.processes import kill_again_and_again, start
 from train.scenes import CONFIG, frozen, make_scenes, task, train
 
 from irpe.core.learning_rates import TABLE_LR
-from irpe.tasks.detect.task import detect
-from irpe.train.checkpoint import load_checkpoint
-from irpe.train.processes import make_accelerator
-from irpe.train.runs import load_run, read_config
+from irpe.train.evaluation import evaluate
+from irpe.train.run import Run, load_run
 from irpe.train.signals import StoppedError
 
 
@@ -43,12 +40,12 @@ def whole(request, data, tmp_path_factory):
 
 
 def check_run(directory, found):
-    state = load_checkpoint(directory / "checkpoint.pt")
+    state = Run(directory).checkpoint()
     assert repr(state["history"]) == repr(found.history)  # NaN is not equal to itself
     assert [row["epoch"] for row in found.history] == list(range(1, len(found.history) + 1))
     assert {"AP", "AP50", "AP75", "APs", "APm", "APl", "train_loss"} <= set(found.history[0])
     assert repr(found.score.row())[1:-1] in repr(found.history[-1])
-    assert read_config(directory).classes == ("red", "blue")
+    assert Run(directory).config.classes == ("red", "blue")
     again = load_run(directory)
     same(found.model.state_dict(), again.state_dict())
     return again
@@ -84,9 +81,10 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(data, tmp_path, whole, s
 
 def test_learning_rates_and_decay(data):
     job = task(data)
+    job.open("train", None)
     model = job.build()
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = job.optimizer_groups(model)
+    groups = job.groups(model)
     found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
     assert set(found) == {n for n, p in model.named_parameters() if p.requires_grad}
     assert found["model.backbone.model.layer4.0.conv1.weight"] == (1e-4, 0.05)
@@ -106,18 +104,33 @@ def test_the_learning_rate_drops_for_the_last_epochs(data, tmp_path):
 
 def test_boxes_are_detected_in_every_image_once(data):
     job = task(data)
-    model, accelerator = job.build(), make_accelerator()
-    found = detect(model, job.val_images, job.val.categories, accelerator)
+    job.open("train", None)
+    (evaluation,) = evaluate((job, job.build()))
+    found = evaluation.score.files["detections.json"]
     assert len(found) == 8 * 5
     assert {box["image_id"] for box in found} == set(range(8))
     assert {box["category_id"] for box in found} <= {1, 2}
 
 
+def test_an_image_that_cannot_be_read_is_counted_and_its_boxes_do_not_count(data, tmp_path):
+    damaged = shutil.copytree(data, tmp_path / "damaged")
+    (damaged / "train/3.png").write_bytes(b"nothing")
+    job = task(damaged, CONFIG.replace(max_broken=0.2))
+    job.open("train", None)
+    pair = job, job.build()
+    (found,) = evaluate(pair)
+    assert (found.score.num_images, found.score.num_broken) == (7, 1)
+    assert 3 not in {box["image_id"] for box in found.score.files["detections.json"]}
+    job.config = job.config.replace(max_broken=0.1)
+    with pytest.raises(ValueError, match=r"1 of 8 images cannot be read.*3\.png"):
+        list(evaluate(pair))
+
+
 def test_a_missing_folder(tmp_path):
     with pytest.raises(ValueError, match="data is missing"):
-        task("embedded")
+        task("embedded").open("train", None)
     with pytest.raises(FileNotFoundError, match="is not a folder"):
-        task(tmp_path / "nowhere")
+        task(tmp_path / "nowhere").open("train", None)
 
 
 def test_images_of_voc_without_lists_are_held_out(tmp_path):
@@ -148,20 +161,3 @@ def test_cached_features_need_a_frozen_backbone_with_weights():
         CONFIG.replace(cached_versions=2)
     with pytest.raises(ValueError, match="set backbone_weights to"):
         CONFIG.replace(cached_versions=2, backbone_lr=0.0)
-
-
-LONG = """
-import sys
-from train.scenes import CONFIG, train
-train(sys.argv[1], sys.argv[2], CONFIG.replace(epochs=8))
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_at_any_moment_damages_nothing(data, tmp_path):
-    path = tmp_path / "run/checkpoint.pt"
-    kill_again_and_again(lambda: start("-c", LONG, data, tmp_path / "run"), path, 4)
-    assert start("-c", LONG, data, tmp_path / "run").wait() == 0
-    assert start("-c", LONG, data, tmp_path / "whole").wait() == 0
-    one, two = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("run", "whole"))
-    same(one["model"], two["model"])

@@ -9,7 +9,8 @@ from train.streets import CLASSES, CONFIG
 import irpe
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.classify.model import build_model
-from irpe.tasks.segment.model import build_for, build_segmenter
+from irpe.tasks.segment.model import build_segmenter
+from irpe.tasks.segment.task import SegmentationTask
 
 READY = CONFIG.replace(classes=CLASSES)
 
@@ -142,4 +143,5 @@ def test_a_run_starts_from_another_segmenter(tmp_path):
 def test_the_model_of_a_run_is_built_without_its_initial_weights():
     config = READY.replace(initial="nowhere.pth")
     model = build_segmenter(config, is_filled=False)
-    assert build_for(config, {}).state_dict().keys() == model.state_dict().keys()
+    resumed = SegmentationTask(config, model.state_dict()).build()
+    assert resumed.state_dict().keys() == model.state_dict().keys()

@@ -9,18 +9,17 @@ from hypothesis import strategies as st
 from torch.nn import functional
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
+from irpe.tasks.segment.config import SegmenterConfig
+from irpe.tasks.segment.crops import PixelBatch
 from irpe.tasks.segment.labels.listing import IGNORED
-from irpe.tasks.segment.scores import (
-    confusion_matrix,
-    predict,
-    score_pixels,
-)
+from irpe.tasks.segment.scores import count_classes, score_pixels
+from irpe.tasks.segment.task import SegmentationTask
 from irpe.tasks.segment.windows import Windows, class_scores
 
 
 def score(pairs, count):
-    matrices = [confusion_matrix(labels, predicted, count) for labels, predicted in pairs]
-    return score_pixels(sum(matrices), [])
+    counts = [count_classes(labels, predicted, count) for labels, predicted in pairs]
+    return score_pixels(counts, list(map(str, range(count))))
 
 
 @settings(max_examples=40, deadline=None)
@@ -39,26 +38,35 @@ def test_scores_are_those_of_torchmetrics(count, seed, rare):
     found = score(pairs, count)
     truth, predicted = (torch.stack(each).long() for each in zip(*pairs, strict=True))
     metric = MulticlassJaccardIndex(count, ignore_index=IGNORED)
-    assert found.miou == pytest.approx(100 * float(metric(predicted, truth)), rel=1e-5)
+    assert found.value == pytest.approx(100 * float(metric(predicted, truth)), rel=1e-5)
     each = MulticlassJaccardIndex(count, ignore_index=IGNORED, average=None)(predicted, truth)
-    for ours, theirs in zip(found.iou, each.tolist(), strict=True):
+    for ours, theirs in zip(found.classes.values(), each.tolist(), strict=True):
         assert math.isnan(ours) or ours == pytest.approx(100 * theirs, rel=1e-5, abs=1e-5)
     micro = MulticlassAccuracy(count, average="micro", ignore_index=IGNORED)(predicted, truth)
-    assert found.pixel_accuracy == pytest.approx(100 * float(micro), rel=1e-5)
+    assert found.details["pixel_accuracy"] == pytest.approx(100 * float(micro), rel=1e-5)
 
 
 def test_scores_by_hand():
     labels = torch.tensor([[0, 0, 1, IGNORED], [1, 1, 1, 2]], dtype=torch.uint8)
     predicted = torch.tensor([[0, 1, 1, 2], [1, 1, 0, 0]], dtype=torch.uint8)
     found = score([(labels, predicted)], 4)
-    assert found.iou[:3] == pytest.approx((25.0, 60.0, 0.0))
-    assert math.isnan(found.iou[3])  # neither true nor predicted
-    assert found.miou == pytest.approx(85 / 3)
-    assert found.accuracy[:3] == pytest.approx((50, 75, 0))
-    assert math.isnan(found.accuracy[3])
-    assert found.class_accuracy == pytest.approx(125 / 3)
-    assert found.pixel_accuracy == pytest.approx(100 * 4 / 7)
-    assert found.row().keys() == {"mIoU", "pixel_accuracy", "class_accuracy"}
+    iou = list(found.classes.values())
+    assert iou[:3] == pytest.approx([25.0, 60.0, 0.0])
+    assert math.isnan(iou[3])  # neither true nor predicted
+    assert found.value == pytest.approx(85 / 3)
+    assert found.details["class_accuracy"] == pytest.approx(125 / 3)
+    assert found.details["pixel_accuracy"] == pytest.approx(100 * 4 / 7)
+    assert found.chance == pytest.approx(100 * 4 / 7 / 3)  # class 1 everywhere, of three
+
+
+def test_the_values_of_images_have_the_score_as_their_mean_without_bias():
+    dice = torch.Generator().manual_seed(0)
+    pairs = [torch.randint(3, (2, 5, 7), generator=dice, dtype=torch.uint8) for _ in range(4)]
+    whole, count = score(pairs, 3).value, len(pairs)
+    without = [score(pairs[:n] + pairs[n + 1 :], 3).value for n in range(count)]
+    mean = sum(without) / count
+    expected = [whole + (count - 1) * (mean - each) for each in without]
+    assert score(pairs, 3).values == pytest.approx(expected)
 
 
 def test_nothing_to_score():
@@ -111,8 +119,10 @@ def test_predictions_have_the_size_of_the_label_maps():
     labels = torch.zeros(6, 8, dtype=torch.uint8)
     small = torch.randn(3, 3, 4)
     large = functional.interpolate(torch.randn(1, 3, 6, 8), scale_factor=2, mode="bilinear")[0]
-    device = torch.device("cpu")
-    found = predict(ByColour(), [small, large], [labels, labels], device, None)
+    task = SegmentationTask(SegmenterConfig(model="vit_tiny_patch16_224", classes=tuple("abc")))
+    batch = PixelBatch([small, large], [labels, labels], [0, 1], [], None)
+    found = task.predict(ByColour(), batch, torch.device("cpu"))
     for image, predicted in zip((small, large), found, strict=True):
         resized = functional.interpolate(image[None], size=(6, 8), mode="bilinear")[0]
-        assert torch.equal(predicted, resized.argmax(0).to(torch.uint8))
+        assert predicted.labels.tolist() == resized.argmax(0).tolist()
+        assert predicted.counts == count_classes(labels, torch.tensor(predicted.labels), 3)

@@ -4,15 +4,14 @@ import pytest
 import torch
 from PIL import Image
 from train.little import StopAt
-from train.processes import kill_again_and_again, start
 from train.streets import CLASSES, CONFIG, VOID, make_streets, task, train
 
 from irpe.core.learning_rates import ABSOLUTE_LR, TABLE_LR
 from irpe.tasks.segment.loss import count_pixels, pixel_loss
-from irpe.train.checkpoint import load_checkpoint
+from irpe.train.evaluation import evaluate
 from irpe.train.overview import describe_run
 from irpe.train.processes import make_accelerator
-from irpe.train.runs import load_run, read_config
+from irpe.train.run import Run, load_run
 from irpe.train.signals import StoppedError
 
 
@@ -36,9 +35,9 @@ def same(one, two):
 def test_a_run_ends_with_a_model_and_a_table(whole):
     directory, found = whole
     assert {"mIoU", "pixel_accuracy", "class_accuracy", "effect"} <= set(found.history[-1])
-    assert found.history[-1]["mIoU"] == found.score.miou
+    assert found.history[-1]["mIoU"] == found.score.value
     assert found.score.num_images == 8
-    config = read_config(directory)
+    config = Run(directory).config
     assert config.classes == ("0", "1", "2")
     again = load_run(directory)
     same(found.model.state_dict(), again.state_dict())
@@ -49,14 +48,14 @@ def test_a_run_ends_with_a_model_and_a_table(whole):
 def test_a_run_learns(data, tmp_path):
     config = CONFIG.replace(epochs=10, lr=5e-3, eval_every=10, min_resize=1.0, max_resize=1.0)
     found = train(data, tmp_path / "run", config)
-    assert found.score.miou > 60
+    assert found.score.value > 60
     assert found.history[-1]["train_loss"] < 0.7 * found.history[0]["train_loss"]
 
 
 @pytest.mark.parametrize("stop", [1, 3])
 def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(data, tmp_path, whole, stop):
     with pytest.raises(StoppedError):
-        train(data, tmp_path / "run", progress=StopAt(stop))
+        train(data, tmp_path / "run", listen=StopAt(stop))
     resumed = train(data, tmp_path / "run")
     same(whole[1].model.state_dict(), resumed.model.state_dict())
     assert [row["mIoU"] for row in resumed.history] == [row["mIoU"] for row in whole[1].history]
@@ -66,19 +65,16 @@ def test_the_loss_of_a_step_is_the_mean_over_its_pixels_however_it_is_split(data
     """Micro-batches differ in how many of their pixels have a class."""
     job, accelerator = task(data), make_accelerator()
     torch.manual_seed(0)
+    images = job.open("train", None)
     model = job.build()
-    items = [job.images[sample] for sample in _samples(4)]
+    items = [images[sample] for sample in _samples(4)]
     items[0][1][:12] = 255  # almost nothing is scored in the first one
-    device = accelerator.device
-    whole = job.images.collate(items)
-    expected = job.loss(model, whole, job.normalizer([whole], accelerator), device)
+    (expected,) = job.losses(model, [images.collate(items)], accelerator)
     scores = model(torch.stack([item[0] for item in items]))
     labels = torch.stack([item[1] for item in items]).long()
     mean = torch.nn.functional.cross_entropy(scores, labels, ignore_index=255)
     torch.testing.assert_close(expected, mean)
-    parts = [job.images.collate([item]) for item in items]
-    normalizer = job.normalizer(parts, accelerator)
-    losses = [job.loss(model, part, normalizer, device) for part in parts]
+    losses = list(job.losses(model, [images.collate([item]) for item in items], accelerator))
     torch.testing.assert_close(torch.stack(losses).mean(), expected)
 
 
@@ -96,9 +92,10 @@ def test_a_step_without_any_class_has_no_loss():
 
 def test_learning_rates_and_decay(data):
     job = task(data, CONFIG.replace(absolute="keep"))
+    job.open("train", None)
     model = job.build()
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = job.optimizer_groups(model)
+    groups = job.groups(model)
     found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
     assert set(found) == set(names.values())
     assert found["backbone.blocks.0.mlp.fc1.weight"] == (1e-3, 0.05)
@@ -120,7 +117,8 @@ def test_the_polynomial_schedule(data, tmp_path):
 
 def test_what_a_run_is_in_words(data):
     job = task(data)
-    words = describe_run(job, 10, torch.device("cpu"))
+    images = [job.open(split) for split in ("train", "val")]
+    words = describe_run(job.config, *images, 10, torch.device("cpu"))
     assert words["classes"] == "3: 0, 1, 2"
     assert words["images"].startswith("8 to train on, 8 to evaluate on")
     assert "head that is linear" in words["model"]
@@ -129,8 +127,8 @@ def test_what_a_run_is_in_words(data):
 def test_classes_with_names_and_fewer_images(data, tmp_path):
     (tmp_path / "names.txt").write_text("\n".join(CLASSES))
     job = task(data, CONFIG.replace(class_names=str(tmp_path / "names.txt"), limit=3))
+    assert (len(job.open("train", None)), len(job.open("val"))) == (3, 3)
     assert job.config.classes == CLASSES
-    assert (len(job.train), len(job.val)) == (3, 3)
 
 
 def test_images_of_voc_without_lists_are_held_out(tmp_path, data):
@@ -174,30 +172,13 @@ def test_configurations_that_cannot_be(changes, message):
 
 def test_missing_data(tmp_path):
     with pytest.raises(ValueError, match="data is missing"):
-        task("embedded")
+        task("embedded").open("train", None)
     with pytest.raises(FileNotFoundError, match="is not a folder"):
-        task(tmp_path / "nowhere")
+        task(tmp_path / "nowhere").open("train", None)
 
 
 def test_sliding_windows_are_another_score_of_the_same_model(data, whole):
     job = task(data, CONFIG.replace(sliding=True, classes=("0", "1", "2"), ignore_label=VOID))
-    windows = job.evaluate(load_run(whole[0]), make_accelerator())
-    assert windows.num_images == 8
-    assert windows.images != whole[1].score.images
-
-
-LONG = """
-import sys
-from train.streets import CONFIG, train
-train(sys.argv[1], sys.argv[2], CONFIG.replace(epochs=32))
-"""
-
-
-@pytest.mark.slow
-def test_kill_9_at_any_moment_damages_nothing(data, tmp_path):
-    path = tmp_path / "run/checkpoint.pt"
-    kill_again_and_again(lambda: start("-c", LONG, data, tmp_path / "run"), path, 4)
-    assert start("-c", LONG, data, tmp_path / "run").wait() == 0
-    assert start("-c", LONG, data, tmp_path / "whole").wait() == 0
-    one, two = (load_checkpoint(tmp_path / n / "checkpoint.pt") for n in ("run", "whole"))
-    same(one["model"], two["model"])
+    (windows,) = evaluate((job, load_run(whole[0])))
+    assert windows.score.num_images == 8
+    assert windows.score.values != whole[1].score.values

@@ -23,8 +23,7 @@ from irpe.tasks.segment.config import SegmenterConfig
 from irpe.tasks.segment.crops import Normalize
 from irpe.tasks.segment.model import build_segmenter
 from irpe.tasks.segment.transformers_segmenter import BACKBONES, _spread
-from irpe.train.overview import describe_run
-from irpe.train.runs import load_run
+from irpe.train.run import load_run
 from irpe.train.signals import StoppedError
 
 SEGFORMER = streets.SEGFORMER.model_args
@@ -157,9 +156,10 @@ def test_a_run_is_saved_loaded_and_resumed(data, tmp_path, name):
 
 def test_learning_rates_and_decay(data):
     job = task(data, upernet("dinov2").replace(classes=(), absolute_lr=3.0))
+    job.open("train", None)
     model = job.build()
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = job.optimizer_groups(model)
+    groups = job.groups(model)
     found = {names[id(p)]: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
     embeddings = "model.backbone.embeddings"
     assert f"{embeddings}.mask_token" not in found  # it does nothing
@@ -170,13 +170,10 @@ def test_learning_rates_and_decay(data):
     assert tables == {(1e-3 * TABLE_LR, 0)}
 
 
-def test_what_a_run_is_in_words(data):
-    words = {
-        name: describe_run(task(data, CONFIGS[name].replace(classes=())), 10, torch.device("cpu"))
-        for name in ("segformer", "dinov2")
-    }
-    assert words["segformer"]["model"].startswith("segformer hidden_sizes=[8, 8, 16, 16] depths=")
-    assert words["dinov2"]["model"].startswith("upernet hidden_size=8 over dinov2 hidden_size=16")
+def test_what_a_run_is_in_words():
+    words = {name: CONFIGS[name].title for name in ("segformer", "dinov2")}
+    assert words["segformer"].startswith("segformer hidden_sizes=[8, 8, 16, 16] depths=")
+    assert words["dinov2"].startswith("upernet hidden_size=8 over dinov2 hidden_size=16")
 
 
 def test_no_network_is_left_with_tensors_that_hold_nothing():
@@ -240,7 +237,7 @@ def test_configurations_that_cannot_be(changes, message):
             "'patch_size' is not an argument .*Segformer; did you mean 'patch_sizes'. {} takes all",
         ),
         (CONFIGS["segformer"].replace(model_args={"depths": "many"}), "model_args .*depths"),
-        (CONFIGS["segformer"].replace(absolute="sinusoid"), "Segformer has no absolute encoding"),
+        (CONFIGS["segformer"].replace(absolute="sinusoid"), "has no absolute encoding to replace"),
         (upernet("swin", depth=[1]), "'depth' is not an argument of transformers' swin"),
         (
             upernet("swin", use_absolute_embeddings=True),
@@ -265,11 +262,11 @@ def test_backbones_that_cannot_be():
         build_segmenter(upernet("resnet"))
 
 
-def test_upernet_needs_two_images_to_normalize_over(data):
-    job = task(data, upernet("swin").replace(classes=()))
-    job.check_micro_batch(2)
+def test_upernet_needs_two_images_to_normalize_over():
+    config = upernet("swin")
+    config.check_forward(2)
     with pytest.raises(ValueError, match=r"1 image per forward pass .* choose 2 or more"):
-        job.check_micro_batch(1)
+        config.check_forward(1)
 
 
 def test_a_run_starts_from_another_segmenter(tmp_path):

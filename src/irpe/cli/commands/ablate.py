@@ -10,11 +10,9 @@ from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.progress import Event, Listener, silent
 from irpe.recipes import classification, segmentation
-from irpe.tasks.segment.config import SegmenterConfig
 from irpe.train.config import RunConfig
 
 if TYPE_CHECKING:
-    from irpe.ablation.cells import AblationConfig
     from irpe.ablation.report import AblationReport
 
 RECIPES = {**classification.RECIPES, **segmentation.RECIPES}
@@ -100,7 +98,8 @@ def ablate(
     base = _with_grid(chosen, grid)
     if tune and (searched := {"table_lr", "absolute_lr"} & given.keys()):
         raise UserError(f"--tune cannot be combined with {min(searched)}: it searches this rate")
-    side = max(1, max(base.input_shape[1:]) // int(base.model_args.get("patch_size", 16)))
+    _, *sides = base.input_shape or (3, 224, 224)
+    side = max(1, max(sides) // int(base.model_args.get("patch_size", 16)))
     title, short, rows = choose_rows(table, row or [], side)
     check_rows(rows, seeds)
     parameters = _parameters(slurm, cluster)
@@ -113,9 +112,7 @@ def ablate(
     names = ", ".join(each.name for each in rows)
     seeds_of = f"{seeds} seed{'s' * (seeds > 1)} each"
     print(f"comparing {names}, {seeds_of} ({recipe}, {base.data})", file=sys.stderr, flush=True)
-    from irpe.train.data_check import check_data
-
-    check_data(base)
+    base.check_data()
     from irpe.ablation import Ablation, parse_cluster
     from irpe.ablation import ablate as run
     from irpe.train.signals import StoppedError
@@ -223,10 +220,10 @@ def _item(line: str) -> list[str]:
     return [f"- {line}"] if line.startswith("Next: irpe ") else wrap(line, "- ", "  ")
 
 
-def _with_grid(config: Any, grid: int | None) -> "AblationConfig":
+def _with_grid(config: Any, grid: int | None) -> RunConfig:
     if grid is None:
         return config
-    if isinstance(config, SegmenterConfig):
+    if not hasattr(config, "image_size"):
         raise UserError(
             f"--grid {grid} is for square images of classifiers: give a segmenter a patch_size in "
             "--model-args"

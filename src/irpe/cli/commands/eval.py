@@ -1,25 +1,24 @@
 """`irpe eval`: the score of a run, of an equipped model, or of a published checkpoint."""
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from irpe.cli.evaluate_boxes import THRESHOLD, config_of_detector, evaluate_boxes, is_detector
-from irpe.cli.evaluate_pixels import evaluate_pixels
 from irpe.cli.load import find_model, load_model, open_timm
-from irpe.cli.validation import open_val
 from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
-from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.detect.config import DetectorConfig
-from irpe.tasks.segment.config import SegmenterConfig
-from irpe.train.config import PRECISIONS, RUN_FILE, check_exists
-from irpe.train.configs import KINDS, Config
+from irpe.train.config import PRECISIONS, check_exists
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from irpe.train.evaluation import Evaluation
+    from irpe.train.task import Task
 
 _INSIDE = (".safetensors", ".json", ".pt")  # files of a saved model or run; the authors' are .pth
+_DETECTOR = "DetrForObjectDetection"
 
 
 def evaluate(
@@ -36,20 +35,16 @@ def evaluate(
     split: Annotated[
         str | None, "Of a detector or segmenter: the split [the one the run evaluates on]."
     ] = None,
-    draw: Annotated[int, "Of a detector or segmenter: draw this many images."] = 0,
-    threshold: Annotated[
-        float | None, "Of a detector: the least score of a box that is drawn [0.3]."
-    ] = None,
-    scale: Annotated[float | None, "Of a segmenter: how much larger images are [1]."] = None,
+    scale: Annotated[float, "Of a segmenter: how much larger images are."] = 1.0,
     sliding: Annotated[
         bool | None, "Of a segmenter: sliding windows, or whole images [as in training]."
     ] = None,
-    output: Annotated[
-        Path | None, "Of a detector or segmenter: folder of results [PATH/eval].", "DIR"
+    draw: Annotated[int, "Draw this many images with their predictions."] = 0,
+    threshold: Annotated[
+        float | None, "Of a detector: the least score of a box that is drawn [0.3]."
     ] = None,
-    batch_size: Annotated[
-        int | None, "Images per forward pass [256; detectors 4; segmenters 8]."
-    ] = None,
+    output: Annotated[Path | None, "Folder of results [eval in the run].", "DIR"] = None,
+    batch_size: Annotated[int | None, "Images per forward pass [as the task has]."] = None,
     workers: Annotated[int, "Processes that load images."] = 0,
     precision: Annotated[str, "Mixed precision: no, bf16 or fp16."] = "no",
     device: Annotated[str, "auto, cpu, cuda or another kind of accelerator."] = "auto",
@@ -73,8 +68,54 @@ def evaluate(
         )
     if threshold is not None and not 0 <= threshold <= 1:
         raise UserError(f"--threshold {threshold}: a score is a number of 0 to 1")
+    if draw:
+        require_installed("viz", "matplotlib")
     check_choice("--precision", precision, PRECISIONS)
-    is_file = path.is_file() or path.suffix == ".pth"
+    _check_path(path, model, image_size)
+    path = path if path.is_file() or path.suffix == ".pth" else find_model(path)
+    if data is not None:
+        check_exists(data)
+    if root is not None and data is None:
+        raise UserError(f"--root {root}: it belongs to --data NAME, which is missing")
+    from irpe.cli.console import ProgressBar, print_lines
+    from irpe.train.evaluation import evaluate as run_evaluation
+    from irpe.train.processes import make_accelerator
+    from irpe.train.task import Condition
+
+    accelerator = make_accelerator(precision, device)
+    task, loaded, note = _load(path, model, image_size)
+    if note is not None:
+        print(note, file=sys.stderr)
+    if threshold is not None and "threshold" not in task.takes:
+        raise UserError(f"--threshold {threshold} is not for {task.config.task}: leave it out")
+    config = task.config if data is None else task.config.with_data(data)
+    given: dict[str, Any] = {"root": root, "val_split": split, **({"limit": 0} if split else {})}
+    changes = {name: value for name, value in given.items() if value is not None}
+    task.config = config.replace(workers=workers, **changes)
+    condition = Condition(scale=scale, windows=sliding)
+    with ProgressBar() as bar:
+        how = ([condition], accelerator, batch_size, bar)
+        (found,) = run_evaluation((task, loaded), *how)
+    if not accelerator.is_main_process:
+        return
+    default = path / "eval" if path.is_dir() else Path(f"{path.stem}-eval")
+    saves = output is not None or path.is_dir() or draw or found.score.files
+    folder = (output or default) if saves else None
+    values = {
+        "path": str(path),
+        "data": task.config.data,
+        **found.images.facts,
+        **found.score.report(),
+    }
+    if folder is not None:
+        _save(folder, values, found, task, draw, threshold)
+    if as_json:
+        print_lines(json.dumps(values))
+        return
+    print_lines(*_lines(found, folder))
+
+
+def _check_path(path: Path, model: str | None, image_size: int | None) -> None:
     if model is None and path.is_file() and path.suffix in _INSIDE:
         raise UserError(
             f"{path} is one file: of a saved model or run, pass its folder, {path.parent}; of "
@@ -84,87 +125,18 @@ def evaluate(
         raise UserError(f"--model {model}: it is for a file of weights, which {path} is not")
     if image_size is not None and model is None:
         raise UserError(f"--image-size {image_size}: it belongs to --model NAME, which is missing")
-    path = path if is_file else find_model(path)
-    if data is not None:
-        check_exists(data)
-    from irpe.cli.bars import ProgressBar
-    from irpe.tasks.classify.scores import TOP, check_broken
-    from irpe.tasks.classify.scores import evaluate as score_of
-    from irpe.tasks.classify.transforms import eval_images
-    from irpe.train.processes import make_accelerator
-
-    accelerator = make_accelerator(precision, device)
-    loaded, config, preparation = _load(path, is_file, model, image_size)
-    if not isinstance(config, SegmenterConfig) and (scale is not None or sliding is not None):
-        raise UserError(f"--scale and --sliding are for segmenters: this is {_kind(config)}")
-    if not isinstance(config, ClassifierConfig):
-        if root is not None:
-            raise UserError(f"--root is for classifiers: this is {_kind(config)}")
-        if data is not None or split is not None:
-            is_other = data is not None and os.path.realpath(data) != os.path.realpath(config.data)
-            holdout = 0.0 if is_other else config.holdout
-            config = config.replace(data=data or config.data, limit=0, holdout=holdout)
-        config = config.replace(val_split=split or config.val_split)
-    if threshold is not None and not isinstance(config, DetectorConfig):
-        raise UserError(f"--threshold is for detectors: this is {_kind(config)}")
-    if isinstance(config, SegmenterConfig):
-        if sliding is not None:
-            config = config.replace(sliding=sliding)
-        how = (1.0 if scale is None else scale, batch_size, workers, draw, output, as_json)
-        evaluate_pixels(path, loaded, config, accelerator, *how)
-        return
-    if isinstance(config, DetectorConfig):
-        drawing = (draw, THRESHOLD if threshold is None else threshold, output)
-        evaluate_boxes(path, loaded, config, accelerator, batch_size, workers, *drawing, as_json)
-        return
-    if split is not None or draw or output is not None:
-        raise UserError(
-            "--split, --draw and --output are for detectors and segmenters: this is a classifier"
-        )
-    if root is not None and data is None:
-        raise UserError(f"--root {root}: it belongs to --data NAME, which is missing")
-    val = open_val(config, loaded, data, root)
-    config, source = val.config, val.source
-    loaded = loaded.to(accelerator.device)
-    images = eval_images(source, config, preparation)
-    with ProgressBar() as bar:
-        score = score_of(loaded, images, accelerator, batch_size or 256, workers, bar)
-    check_broken(score, config.max_broken, source)
-    if not accelerator.is_main_process:
-        return
-    if as_json:
-        values = {
-            "path": str(path),
-            "data": config.data,
-            "images": val.part,
-            "top1": score.top1,
-            "top5": score.top5,
-            "loss": score.loss,
-            "num_images": score.num_images,
-            "num_broken": score.num_broken,
-        }
-        print(json.dumps(values))
-        return
-    broken = f", {score.num_broken} unreadable left out" if score.num_broken else ""
-    top5 = f"top-5 {score.top5:.2f}  " if len(source.classes) > TOP else ""
-    print(
-        f"top-1 {score.top1:.2f}  {top5}loss {score.loss:.4f}  "
-        f"({score.num_images:,} images: {val.words}{broken})"
-    )
-
-
-def _kind(config: Config) -> str:
-    return f"a {KINDS[config.task]}"
 
 
 def _load(
-    path: Path, is_file: bool, timm_name: str | None, image_size: int | None
-) -> tuple[Any, Config, Mapping[str, Any] | None]:
-    """Returns a model, its configuration, and how its images are prepared if it is not a run."""
+    path: Path, timm_name: str | None, image_size: int | None
+) -> "tuple[Task, nn.Module, str | None]":
+    """Returns the task of a model, the model, and what to say of how its images are prepared."""
     import irpe
-    from irpe.cli.classifiers import as_classifier
-    from irpe.train.runs import read_config
+    from irpe.train.config import find_task
+    from irpe.train.run import Run
 
+    if Run(path).exists:
+        return *Run(path).open(), None
     model: Any
     if timm_name is not None:
         model = open_timm(timm_name, path, image_size)
@@ -174,12 +146,55 @@ def _load(
                 f"model={timm_name} --data FOLDER trains one"
             )
     else:
-        model = irpe.load_published(path) if is_file else load_model(path)
-    if (path / RUN_FILE).is_file():
-        return model, read_config(path), None
-    if is_detector(model):
-        return model, config_of_detector(model), None
-    classifier = as_classifier(model, path)
-    if classifier.note is not None:
-        print(classifier.note, file=sys.stderr)
-    return classifier.model, classifier.config, classifier.preparation
+        model = irpe.load_published(path) if not path.is_dir() else load_model(path)
+    is_detector = type(model).__name__ == _DETECTOR
+    owner: Any = find_task("detection" if is_detector else "classification")
+    return owner.adopt(model, path)
+
+
+def _save(
+    folder: Path,
+    values: Mapping[str, Any],
+    found: "Evaluation",
+    task: "Task",
+    draw: int,
+    threshold: float | None,
+) -> None:
+    """Writes the scores, what else the task stores, and pictures of the first images."""
+    from irpe.files import write_text
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "scores.json", json.dumps(values, indent=2) + "\n")
+    for name, content in found.score.files.items():
+        write_text(folder / name, json.dumps(content) + "\n")
+    pictures: dict[str, Any] = {}
+    for index in list(found.predictions)[:draw]:
+        name = Path(found.images.source.filename(index)).stem
+        picture = task.draw(found.images, index, found.predictions[index], threshold)
+        picture.save(folder / f"{index:04}-{name}.png")
+        pictures[name] = picture
+    if pictures:
+        from irpe.viz import plot_images, save_figure
+
+        save_figure(plot_images(pictures), folder / "contact-sheet.png")
+
+
+def _lines(found: "Evaluation", folder: Path | None) -> list[str]:
+    """Returns the score in words, that of each class, and what the images are."""
+    from irpe.cli.parse import wrap
+
+    score = found.score
+    known = {name: value for name, value in score.classes.items() if value == value}
+    digits = 1 if score.measure.unit == "%" else score.measure.digits
+    classes = [f"{name} {value:.{digits}f}" for name, value in known.items()]
+    if len(known) < len(score.classes):
+        classes.append(f"({len(score.classes) - len(known)} do not occur)")
+    words = [text.replace(" ", "\0") for text in classes]
+    by_class = wrap("  ".join(words), f"{score.measure.name}: ", "  ") if words else []
+    broken = f", {score.num_broken} unreadable left out" if score.num_broken else ""
+    saved = f"; saved in {folder}" if folder else ""
+    return [
+        score.line(),
+        *(line.replace("\0", " ") for line in by_class),
+        f"{score.num_images:,} images: {found.images}{broken}{saved}",
+    ]

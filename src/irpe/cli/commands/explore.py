@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 from irpe.cli.commands.show_run import capture_run, choose
-from irpe.cli.load import find_model, label_of
+from irpe.cli.load import find_model
 from irpe.errors import UserError
 from irpe.files import write_text
 
@@ -31,6 +31,7 @@ def explore(
         raise UserError("--image and --block belong to a run: name one, irpe explore RUN")
     if run is not None:
         find_model(run)
+    from irpe.train.run import Run
     from irpe.viz import explorer_page
     from irpe.viz.canvas import check_output
 
@@ -39,7 +40,7 @@ def explore(
         page = explorer_page()
     else:
         calls, seen = capture_run(run, [image] if image else [])
-        page = explorer_page(choose(calls, block) if block else calls, seen, label_of(run))
+        page = explorer_page(choose(calls, block) if block else calls, seen, Run(run).label)
     write_text(output, page)
     print(f"wrote {output}")
     if _has_screen():

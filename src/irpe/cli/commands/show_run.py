@@ -140,17 +140,20 @@ def training(
     for run in runs:
         if not run.is_dir():
             raise MissingFileError(f"{run} is not a folder: pass the folders of runs")
-    from irpe.cli.load import label_of
-    from irpe.train.runs import read_metrics
+    from irpe.train.config import find_task
+    from irpe.train.run import Run
     from irpe.viz import plot_training
 
-    labels = [label_of(run) for run in runs]
+    labels = [Run(run).label for run in runs]
     pairs = {(run.name, label) for run, label in zip(runs, labels, strict=True)}
     is_unique = len(pairs) == len(runs)
     metrics: dict[str, list[Any]] = {}
     for run, label in zip(runs, labels, strict=True):
-        metrics.setdefault(label if is_unique else str(run), []).append(read_metrics(run))
-    write_figure(plot_training(metrics), output)
+        metrics.setdefault(label if is_unique else str(run), []).append(Run(run).metrics())
+    first, measure = Run(runs[0]), None
+    if first.exists:
+        measure = find_task(first.config.task).measures[0]
+    write_figure(plot_training(metrics, measure), output)
 
 
 def star(

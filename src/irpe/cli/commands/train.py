@@ -11,8 +11,7 @@ from irpe.cli.parse import change_config, wrap
 from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
 from irpe.recipes import RECIPES
-from irpe.tasks.detect.config import DetectorConfig
-from irpe.train.config import RUN_FILE, RunConfig, find_run_file
+from irpe.train.config import RUN_FILE, RunConfig
 
 if TYPE_CHECKING:
     from irpe.train.engine import FitResult, Trainer
@@ -47,11 +46,10 @@ def train(
     if resume is not None:
         if recipe or changes or output or config_file:
             raise UserError("--resume cannot be combined with a recipe or its settings")
-        find_run_file(resume)
         require_installed("train", "accelerate", "timm")
-        from irpe.train.runs import read_config
+        from irpe.train.run import Run
 
-        _run(read_config(resume), resume, device, log, notes=None)
+        _train(Run(resume).config, resume, device, log, notes=None)
         return
     if config is None:
         raise UserError("name a recipe, such as laptop: irpe train --help lists them")
@@ -63,13 +61,12 @@ def train(
         notes.append(_WITHOUT_ENCODING)
     directory = output or Path("runs") / (recipe or _name_of(config_file))
     require_installed("train", "accelerate", "timm")
-    from irpe.cli.outputs import check_output
-    from irpe.train.data_check import check_data
-
-    check_data(changed)
+    changed.check_data()
     _check_encoding(changed.encoding)
-    check_output(directory, changed)
-    _run(changed, directory, device, log, notes)
+    from irpe.train.run import Run
+
+    Run(directory).check_free(changed)
+    _train(changed, directory, device, log, notes)
 
 
 def configure(
@@ -87,13 +84,9 @@ def configure(
             each for line in text.split("\n") for each in wrap(line) or [""]
         )
     assert config_file is not None
-    from irpe.train.task import parse_config
+    from irpe.train.config import parse_config
 
-    try:
-        config = parse_config(config_file.read_text(), config_file)
-    except ValueError as error:
-        raise UserError(f"{config_file}: {error}") from error
-    return config.replace(classes=()), ""
+    return parse_config(config_file.read_text(), config_file).replace(classes=()), ""
 
 
 def _list_recipes() -> str:
@@ -124,35 +117,29 @@ def _name_of(file: Path | None) -> str:
     return file.stem
 
 
-def _run(
+def _train(
     config: RunConfig, directory: Path, device: str, log: str | None, notes: list[str] | None
 ) -> None:
     """Trains, and prints what and how well; a run that is resumed has no notes."""
-    from irpe.cli.bars import ProgressBar
-    from irpe.cli.console import print_lines
-    from irpe.train.engine import Trainer, run_to_end
+    from irpe.cli.console import ProgressBar, print_lines, print_notes
+    from irpe.train.engine import train as run_training
     from irpe.train.processes import make_accelerator
     from irpe.train.signals import StoppedError
-    from irpe.train.start import open_run
 
     accelerator = make_accelerator(config.precision, device, log)
     is_shown = accelerator.is_main_process
-    if isinstance(config, DetectorConfig):
-        require_installed("transformers", "transformers")
     try:
         with ProgressBar() as bar:
-            task = open_run(config, directory, accelerator, bar)
-            trainer = Trainer(task, directory, accelerator, bar)
-            fitted = run_to_end(trainer, partial(_begin, trainer, notes) if is_shown else None)
+            begin = partial(_begin, notes=notes)
+            fitted = run_training(config, directory, bar, accelerator, begin)
     except StoppedError as stop:
         if is_shown:
             print(stop, file=sys.stderr)
             print(f"go on with: irpe train --resume {shlex.quote(str(directory))}", file=sys.stderr)
         sys.exit(128 + stop.number)
     if is_shown:
-        for line in _warn(fitted, config):
-            print(line, file=sys.stderr)
-        print_lines(*_end(fitted, trainer.config, directory))
+        print_notes(*_warn(fitted, config))
+        print_lines(*_end(fitted, config, directory))
 
 
 def _warn(fitted: "FitResult", config: RunConfig) -> list[str]:
@@ -161,22 +148,18 @@ def _warn(fitted: "FitResult", config: RunConfig) -> list[str]:
     from irpe.train.optim import learns_tables
 
     effect = 1.0 if fitted.effect is None else fitted.effect
-    warnings = warn_of_effect(effect, learns_tables(config.encoding))
-    return [line for warning in warnings for line in wrap(warning)]
+    return warn_of_effect(effect, learns_tables(config.encoding))
 
 
 def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
     """Returns what was reached, where it is, and what to do next."""
-    from irpe.cli.bars import format_results
-    from irpe.tasks.classify.scores import TOP
-
-    scores = {} if fitted.score is None else fitted.score.row()
-    if len(config.classes) <= TOP:
-        scores.pop("top5", None)
+    reached = "the run had ended before" if fitted.score is None else fitted.score.line()
+    broken = 0 if fitted.score is None else fitted.score.num_broken
+    reached += f", {broken} unreadable" if broken else ""
     shown = shlex.quote(str(directory))
     change = f"the attention's output changes by {fitted.effect or 0.0:.1%} without the encoding"
     lines = [
-        *(wrap(format_results(scores), "reached: ", " " * 9) or ["the run had ended before"]),
+        *wrap(reached, "reached: ", " " * 9),
         *([] if fitted.effect is None else [f"effect: {change}"]),
         f"model: {directory / 'model'}",
         f"table of epochs: {directory / 'metrics.csv'}",
@@ -190,17 +173,17 @@ def _end(fitted: "FitResult", config: RunConfig, directory: Path) -> list[str]:
 def _begin(trainer: "Trainer", notes: list[str] | None) -> None:
     """Prints what is trained, and what the user should know about the data."""
     from irpe.adapters.effect import warn_of_reach
-    from irpe.cli.console import facts_of
+    from irpe.cli.console import facts_of, print_notes
     from irpe.train.overview import describe_run
 
     count = sum(p.numel() for p in trainer.raw.parameters() if p.requires_grad)
-    facts = describe_run(trainer.task, count, trainer.accelerator.device)
-    facts["output"] = str(trainer.directory)
-    config, of_steps = trainer.config, [] if notes is None or not trainer.note else [trainer.note]
+    data, device = (trainer.images, trainer.val_images), trainer.accelerator.device
+    facts = {**describe_run(trainer.config, *data, count, device), "output": str(trainer.run)}
+    config, plan = trainer.config, trainer.plan
+    said = [*(notes or []), *([] if notes is None or plan.note is None else [plan.note])]
     if config.optimizer.startswith("adam"):
-        left = config.epochs * trainer.steps - trainer.done
-        of_steps += warn_of_reach(trainer.raw, config.lr * config.table_lr, left)
-    said = [
-        line for note in (*(notes or []), *of_steps, *trainer.task.notes) for line in wrap(note)
-    ]
-    print("\n".join([*facts_of(facts), *said]), file=sys.stderr)
+        left = config.epochs * plan.steps - trainer.done
+        said += warn_of_reach(trainer.raw, config.lr * config.table_lr, left)
+    of_data = [note for images in data for note in images.notes]
+    print("\n".join(facts_of(facts)), file=sys.stderr)
+    print_notes(*said, *dict.fromkeys(of_data))

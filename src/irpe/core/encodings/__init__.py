@@ -6,7 +6,7 @@ A rotation and an encoding with tables are joined by `+`.
 
 from irpe.core.encodings.joined import Joined
 from irpe.core.encodings.model_only import CPVT, ModelEncoding
-from irpe.core.encodings.named import NAMED, AnyEncoding, parse_named
+from irpe.core.encodings.named import NAMED, ROTARY_OPTION, AnyEncoding, parse_named
 from irpe.core.encodings.protocol import Encoding
 from irpe.core.encodings.spec import GRAMMAR, MODES, RPESpec
 from irpe.core.methods import METHODS
@@ -17,7 +17,7 @@ SHORT_NAMES = {
     **{targets: f"product-contextual-{targets.lower()}" for targets in ("K", "QK", "QKV")},
     "product bias": "product-bias-k",
 }  # as in the paper's tables
-OPTIONS = ("tied", "unshared", "normalized")  # of the part before them
+_TABLE_OPTIONS = ("tied", "unshared")  # of the part before them, as those of a rotation
 
 
 def parse_encoding(value: AnyEncoding | str) -> AnyEncoding:
@@ -68,7 +68,7 @@ def _split_parts(text: str) -> list[str]:
     """Returns the parts that are joined by "+", each with its options."""
     parts: list[str] = []
     for piece in map(str.strip, text.split("+")):
-        if piece not in OPTIONS:
+        if piece not in _TABLE_OPTIONS and not ROTARY_OPTION.fullmatch(piece):
             parts.append(piece)
         elif parts:
             parts[-1] += f"+{piece}"
@@ -82,14 +82,13 @@ def _split_parts(text: str) -> list[str]:
 
 def _parse_part(text: str, whole: str) -> AnyEncoding:
     name = text.partition("@")[0].partition("+")[0]
+    option = next(filter(ROTARY_OPTION.fullmatch, text.split("+")[1:]), None)
+    if name not in NAMED and option is not None:
+        raise UserError(f"encoding {whole!r}: {name} has no option {option!r}; 'rope-axial' has")
     if name in SHORT_NAMES:
         return RPESpec.parse(SHORT_NAMES[name] + text.removeprefix(name))
     if name in NAMED:
         return parse_named(text)
-    if "+normalized" in text:
-        raise UserError(
-            f"encoding {whole!r}: {name} has no normalized coordinates; 'rope-axial' has"
-        )
     if len(name.split("-")) == 3 and not did_you_mean(name, NAMES, 0.8):
         return RPESpec.parse(text)
     known = [*NAMES, *(f"{method}-{mode}-k" for method in METHODS for mode in reversed(MODES))]

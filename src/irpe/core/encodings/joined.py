@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from irpe.core.augmentation import Augmentation
 from irpe.core.encodings.protocol import AttentionArguments, Encoding, HeadSize, OnGrid
 from irpe.core.index import Index
 from irpe.core.positions import Grid
@@ -28,12 +29,14 @@ class Joined(Encoding):
     method: str | None = field(init=False, repr=False, compare=False)
     mode: str = field(init=False, repr=False, compare=False)
     targets: str = field(init=False, repr=False, compare=False)
+    augmentation: Augmentation = field(init=False, repr=False, compare=False)
     keeps_output = False
     takes_rotation = False
 
     def __post_init__(self) -> None:
         for name in ("method", "mode", "targets"):
             object.__setattr__(self, name, getattr(self.tables, name))
+        object.__setattr__(self, "augmentation", self.rotation.augmentation)
 
     def index_on(self, grid: Grid) -> Index | None:
         """Returns the index function of the tables."""

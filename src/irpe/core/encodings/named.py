@@ -1,6 +1,8 @@
 """Encodings that have a name of their own, and the value after the `@` that some of them take."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from irpe.core.encodings.alibi import Alibi2D
@@ -9,14 +11,19 @@ from irpe.core.encodings.decomposed import Decomposed
 from irpe.core.encodings.log_cpb import LogCPB
 from irpe.core.encodings.model_only import CPVT, ModelEncoding, NoEncoding
 from irpe.core.encodings.protocol import Encoding
-from irpe.core.encodings.rope import RopeAxial, RopeMixed
+from irpe.core.encodings.rope import RopeAxial, RopeMixed, Rotary
 from irpe.core.encodings.sasa import Sasa
 from irpe.core.encodings.spec import RPESpec
 from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.core.index import Clip
+from irpe.core.numbers import parse_number
 from irpe.errors import UserError
 
 AnyEncoding = Encoding | ModelEncoding
+
+
+ROTARY_OPTIONS = ("normalized", "ref", "shift", "jitter", "rescale")
+ROTARY_OPTION = re.compile(rf"(?P<kind>{'|'.join(ROTARY_OPTIONS)})(?P<value>[0-9.x]*)")
 
 
 class _Entry(NamedTuple):
@@ -63,16 +70,51 @@ def parse_named(text: str) -> AnyEncoding:
     head, *options = text.split("+")
     name, at, value = head.partition("@")
     encoding = _with_value(name, value) if at else NAMED[name].default
+    seen: set[str] = set()
     for option in options:
-        if option != "normalized" or not isinstance(encoding, RopeAxial):
+        match = ROTARY_OPTION.fullmatch(option)
+        if match is None or not isinstance(encoding, Rotary):
             raise UserError(f"encoding {text!r}: {_why_not(name, option, encoding)}")
-        encoding = RopeAxial(encoding.base, normalized=True)
+        kind = match["kind"]
+        if kind in seen:
+            raise UserError(f"encoding {text!r} has option {kind!r} twice: leave one of them out")
+        seen.add(kind)
+        encoding = _with_option(encoding, kind, match["value"], text)
     return encoding
 
 
+def _with_option(encoding: Rotary, kind: str, value: str, text: str) -> Rotary:
+    """Returns a rotary encoding with an option more.
+
+    Args:
+        encoding: The encoding.
+        kind: The name of the option.
+        value: What follows the name.
+        text: The whole text, for errors.
+    """
+    if kind == "normalized":
+        if not isinstance(encoding, RopeAxial) or value:
+            raise UserError(f"encoding {text!r}: only 'rope-axial' has {kind!r}, without a value")
+        return replace(encoding, normalized=True)
+    if kind == "ref":
+        sizes = value.split("x")
+        if not all(map(str.isdecimal, sizes)):
+            raise UserError(
+                f"encoding {text!r}: 'ref' is followed by the size of a grid, as in 'ref14' or "
+                "'ref14x20'"
+            )
+        return replace(encoding, reference=tuple(map(int, sizes)))
+    number = parse_number(value)
+    if number is None:
+        raise UserError(f"encoding {text!r}: {kind!r} is followed by a number, as in '{kind}2'")
+    return replace(encoding, augmentation=replace(encoding.augmentation, **{kind: number}))
+
+
 def _why_not(name: str, option: str, encoding: AnyEncoding) -> str:
-    if option == "normalized":
-        return f"{name} has no normalized coordinates; 'rope-axial' has"
+    if isinstance(encoding, Rotary):
+        return f"{name} has no option {option!r}; it has {', '.join(ROTARY_OPTIONS)}"
+    if ROTARY_OPTION.fullmatch(option):
+        return f"{name} has no option {option!r}; 'rope-axial' has"
     written = f", write {encoding}+{option}" if isinstance(encoding, RPESpec) else ""
     return f"{name} has no option {option!r}, METHOD-MODE-TARGETS has{written}"
 
@@ -93,10 +135,10 @@ def _with_value(name: str, value: str) -> AnyEncoding:
 
 
 def _to_number(name: str, value: str) -> float:
-    is_plain = value.replace(".", "", 1).isdecimal()
-    if not is_plain:
+    number = parse_number(value)
+    if number is None:
         raise UserError(
             f"encoding '{name}@{value}': {value!r} must be a number greater than 1, the base of "
             "the frequencies"
         )
-    return float(value)
+    return number

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from irpe.core.augmentation import NONE, Augmentation
 from irpe.core.index import Index
-from irpe.core.positions import Grid
+from irpe.core.positions import Grid, Sample
 from irpe.core.rotation import Rotation
 from irpe.errors import UserError, UserTypeError, check_is_holdable
 
@@ -41,12 +42,14 @@ class OnGrid(NamedTuple):
         size: The sizes of the attention.
         device: The device of the queries.
         dtype: Their dtype.
+        sample: The random numbers of a pass in training, for an encoding that augments positions.
     """
 
     shape: tuple[int, ...]
     size: HeadSize
     device: torch.device
     dtype: torch.dtype
+    sample: Sample | None = None
 
 
 class AttentionArguments(NamedTuple):
@@ -82,6 +85,7 @@ class Encoding(ABC):
         any_positions: Whether tokens may be anywhere: index and tables do not depend on a grid.
         takes_rotation: Whether queries and keys may be rotated as well, by another encoding or by
             the host.
+        augmentation: How positions change at random in training.
     """
 
     method: str | None = "product"
@@ -90,6 +94,7 @@ class Encoding(ABC):
     keeps_output: bool = True
     any_positions: bool = False
     takes_rotation: bool = True
+    augmentation: Augmentation = NONE
 
     @abstractmethod
     def index_on(self, grid: Grid) -> Index | None:
@@ -131,7 +136,7 @@ class Encoding(ABC):
 def check_table_size(encoding: Encoding, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises an error for tables that no machine can hold."""
     elements = sum(math.prod(shape) for shape in shapes.values())
-    check_is_holdable(f"tables of '{encoding}'", elements, "write a smaller ratio or beta")
+    check_is_holdable("tables of", encoding, elements, "write a smaller ratio or beta")
 
 
 def vector_table_shapes(

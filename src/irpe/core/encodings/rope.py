@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from irpe.core.augmentation import NONE, Augmentation
 from irpe.core.encodings.protocol import (
     AttentionArguments,
     Encoding,
@@ -15,8 +16,9 @@ from irpe.core.encodings.protocol import (
     OnGrid,
     check_splits_head,
 )
+from irpe.core.numbers import number_text
 from irpe.core.positions import Grid
-from irpe.core.rotation import axial_rotation, mixed_rotation
+from irpe.core.rotation import axial_rotation, coordinates, mixed_rotation, rotation_at
 from irpe.errors import UserError, UserTypeError
 
 
@@ -27,9 +29,24 @@ def _check_base(base: float) -> None:
         raise UserError(f"base = {base!r} must be a finite number greater than 1")
 
 
-def _text(base: float) -> str:
-    """Returns a text without an exponent that is read back as the same number."""
-    return f"{base:f}".rstrip("0").rstrip(".") if float(f"{base:f}") == base else f"{base:.17f}"
+def _reference_on(encoding: "RopeAxial | RopeMixed", ndim: int) -> tuple[int, ...] | None:
+    """Returns the reference grid; one size is for all axes."""
+    reference = encoding.reference
+    if reference is None or len(reference) == ndim:
+        return reference
+    if len(reference) == 1:
+        return reference * ndim
+    raise UserError(
+        f"{encoding}: its reference grid has {len(reference)} axes, and the grid has {ndim}: write "
+        "a size for each axis, or one for all"
+    )
+
+
+def _options(encoding: "RopeAxial | RopeMixed") -> str:
+    """Returns the text of the reference grid and of the augmentation."""
+    reference = encoding.reference
+    text = "" if reference is None else f"+ref{'x'.join(map(str, reference))}"
+    return f"{text}{encoding.augmentation}"
 
 
 class _WithoutTables(Encoding):
@@ -64,16 +81,29 @@ class RopeAxial(_WithoutTables):
         base: The ratio of the highest to the lowest frequency, nearly.
         normalized: As DINOv3: an axis runs from -1 to 1 whatever the size of the grid, and
             frequencies count full turns.
+        reference: The grid that the angles are for, a size for each axis or one for all: positions
+            are multiplied by reference / n on an axis of n, so that every grid spans the same.
+        augmentation: How positions change at random in training.
     """
 
     base: float = 100.0
     normalized: bool = False
+    reference: tuple[int, ...] | None = None
+    augmentation: Augmentation = NONE
 
     def __post_init__(self) -> None:
         _check_base(self.base)
+        if self.reference is not None:
+            Grid.of(self.reference)
+            if self.normalized:
+                raise UserError(
+                    "rope-axial+normalized with a reference grid: an axis runs from -1 to 1 on "
+                    "every grid already; leave one of them out"
+                )
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns nothing: the frequencies are fixed."""
+        _reference_on(self, size.ndim)
         check_splits_head(self, size.head_dim, 2 * size.ndim)
         return {}
 
@@ -83,14 +113,19 @@ class RopeAxial(_WithoutTables):
         pairs = size.head_dim // (2 * size.ndim)
         unit = 2 * math.pi if self.normalized else 1.0
         frequencies = tuple(unit * self.base ** (-pair / pairs) for pair in range(pairs))
-        dtype = torch.promote_types(at.dtype, torch.float32)
-        rotation = axial_rotation(
-            at.shape, frequencies, self.normalized, size.num_prefix_tokens, at.device, dtype
-        )
+        frame = (self.normalized, _reference_on(self, size.ndim))
+        count, dtype = size.num_prefix_tokens, torch.promote_types(at.dtype, torch.float32)
+        if at.sample is None:
+            rotation = axial_rotation(at.shape, frequencies, *frame, count, at.device, dtype)
+        else:
+            positions = coordinates(at.shape, *frame, at.device, dtype)
+            positions = self.augmentation.apply(positions, at.sample)
+            rotation = rotation_at(positions, frequencies, count)
         return AttentionArguments(rotation=rotation)
 
     def __str__(self) -> str:
-        return f"rope-axial@{_text(self.base)}" + ("+normalized" if self.normalized else "")
+        normalized = "+normalized" if self.normalized else ""
+        return f"rope-axial@{number_text(self.base)}{normalized}{_options(self)}"
 
 
 @dataclass(frozen=True)
@@ -102,12 +137,18 @@ class RopeMixed(_WithoutTables):
 
     Args:
         base: The ratio of the highest to the lowest initial frequency, nearly.
+        reference: As of `RopeAxial`.
+        augmentation: How positions change at random in training.
     """
 
     base: float = 10.0
+    reference: tuple[int, ...] | None = None
+    augmentation: Augmentation = NONE
 
     def __post_init__(self) -> None:
         _check_base(self.base)
+        if self.reference is not None:
+            Grid.of(self.reference)
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the frequencies: for each axis, head and pair."""
@@ -117,6 +158,7 @@ class RopeMixed(_WithoutTables):
                 f"{self}: a grid of {size.ndim} axes has no initial frequencies; it takes 2 axes, "
                 "'rope-axial' takes any number"
             )
+        _reference_on(self, size.ndim)
         return {"frequencies": (2, size.num_heads, size.head_dim // 2)}
 
     def initialize(self, parameters: Mapping[str, Tensor]) -> None:
@@ -132,8 +174,13 @@ class RopeMixed(_WithoutTables):
 
     def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the rotation on a grid."""
-        frequencies = parameters["frequencies"]
-        rotation = mixed_rotation(at.shape, frequencies, at.size.num_prefix_tokens)
+        frequencies: Tensor = parameters["frequencies"]
+        dtype = torch.promote_types(frequencies.dtype, torch.float32)
+        reference = _reference_on(self, at.size.ndim)
+        positions = coordinates(at.shape, False, reference, frequencies.device, dtype)
+        if at.sample is not None:
+            positions = self.augmentation.apply(positions, at.sample)
+        rotation = mixed_rotation(positions, frequencies, at.size.num_prefix_tokens)
         return AttentionArguments(rotation=rotation)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
@@ -142,4 +189,24 @@ class RopeMixed(_WithoutTables):
         return grid.ndim * tokens * heads * dim // 2
 
     def __str__(self) -> str:
-        return f"rope-mixed@{_text(self.base)}"
+        return f"rope-mixed@{number_text(self.base)}{_options(self)}"
+
+
+Rotary = RopeAxial | RopeMixed
+
+
+def is_trained_as(encoding: Encoding, other: Encoding) -> bool:
+    """Returns whether what another encoding learned means the same in this one.
+
+    So it does if they differ in the augmentation alone, or if this one has a reference grid more.
+
+    Args:
+        encoding: The encoding.
+        other: The encoding that learned.
+    """
+    rotations: list[Any] = [getattr(each, "rotation", each) for each in (encoding, other)]
+    if not all(isinstance(each, Rotary) for each in rotations):
+        return encoding == other
+    one, learned = (replace(each, augmentation=NONE) for each in rotations)
+    tables = [getattr(each, "tables", None) for each in (encoding, other)]
+    return tables[0] == tables[1] and learned in (one, replace(one, reference=None))

@@ -37,7 +37,6 @@ class ClassifierConfig(RunConfig):
         "Learning rate of a learned absolute encoding, as a multiple of --lr.", ABSOLUTE_LR
     )
     root: str | None = option("Where a dataset given by its name is stored.", None)
-    max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
     image_size: int = option("Height and width of the input.", 224)
     channels: int = option("Channels of the input: 3, or 1 for grey images.", 3)
     crop: float = option("Side of the centre crop in evaluation, relative to the image.", 0.875)
@@ -58,6 +57,30 @@ class ClassifierConfig(RunConfig):
         """Channels, rows and columns of what the model is trained on."""
         return self.channels, self.image_size, self.image_size
 
+    @property
+    def title(self) -> str:
+        """The model's name in timm, and its arguments."""
+        return " ".join([self.model, *(f"{k}={value}" for k, value in self.model_args.items())])
+
+    def with_data(self, data: str) -> Self:
+        """Returns the configuration with all of the images of other data, to evaluate on."""
+        other = super().with_data(data)
+        return other if other is self else other.replace(root=None)
+
+    def check_data(self) -> None:
+        """Raises an error if there are no images; nothing is read yet."""
+        from irpe.tasks.classify.sources import check_images
+
+        check_images(self.data, self.root, self.holdout)
+
+    def check_forward(self, num_images: int) -> None:
+        """Raises an error if the images of a forward pass cannot be paired."""
+        if num_images % 2 and (self.mixup or self.cutmix):
+            raise UserError(
+                f"mixup and cutmix pair images: {num_images} per forward pass and device must be "
+                "even"
+            )
+
     def with_absolute_paths(self) -> Self:
         """Returns the configuration with paths that mean the same in every working directory."""
         root = None if self.root is None else os.path.abspath(self.root)
@@ -71,7 +94,7 @@ class ClassifierConfig(RunConfig):
         check_positive(self, "absolute_lr")
         check_at_least(self, 0, "color_jitter", "mixup", "cutmix")
         check_fraction(
-            self, "max_broken", "label_smoothing", "drop_path", "min_scale",
+            self, "label_smoothing", "drop_path", "min_scale",
             "erasing", "crop",
         )  # fmt: skip
         check_at_least(self, MIN_CROP, "crop")

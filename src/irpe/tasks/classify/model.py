@@ -9,18 +9,21 @@ from irpe.adapters.equip import equip
 from irpe.adapters.hosts.timm.building import create_timm_model, takes_argument
 from irpe.errors import UserError
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.train.weights import Weights, read_weights, start_from
+from irpe.train.weights import read_weights, start_from
 
 
-def build_model(config: ClassifierConfig, num_classes: int) -> nn.Module:
+def build_model(
+    config: ClassifierConfig, num_classes: int, size: tuple[int, int] | None = None
+) -> nn.Module:
     """Returns the model to train; its random start follows from torch's random state.
 
     Args:
         config: The configuration.
         num_classes: The number of classes of the data.
+        size: The rows and columns of its images, if they are not those of the configuration.
     """
     arguments: dict[str, Any] = {
-        "img_size": config.image_size,
+        "img_size": config.image_size if size is None else size,
         "in_chans": config.channels,
         "num_classes": num_classes,
         "drop_path_rate": config.drop_path,
@@ -40,16 +43,3 @@ def build_model(config: ClassifierConfig, num_classes: int) -> nn.Module:
     if config.initial is not None and config.initial != "pretrained":
         start_from(model, read_weights(Path(config.initial)), config.initial)
     return model
-
-
-def build_for(config: ClassifierConfig, weights: Weights) -> nn.Module:
-    """Returns the model of a run that has these weights, not yet filled with them.
-
-    Args:
-        config: The configuration of the run.
-        weights: The weights, whose last layer gives the number of classes.
-    """
-    for name in ("head.bias", "head.fc.bias"):
-        if name in weights:
-            return build_model(config.replace(initial=None), len(weights[name]))
-    raise UserError("the model has no last layer named head or head.fc, as timm's ViT and Swin do")

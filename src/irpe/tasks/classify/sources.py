@@ -11,6 +11,7 @@ from PIL import Image
 from irpe.errors import MissingFileError, UserError
 from irpe.extras import require
 from irpe.tasks.classify.class_folders import FolderSource, TarSource
+from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.classify.idx import IdxSource, find_idx
 from irpe.train.config import DATASETS, is_name
 from irpe.train.image_files import UNREADABLE, BrokenImageError
@@ -175,8 +176,36 @@ def open_split(data: str, split: str, root: str | None = None) -> Source:
     return IdxSource(Path(data), found) if isinstance(found, str) else _open_path(found)
 
 
+def open_source(config: ClassifierConfig, split: str) -> Source:
+    """Returns the images of a run: to train on, or to evaluate on with the classes that it has.
+
+    Args:
+        config: The configuration.
+        split: "train" or "val".
+    """
+    if not config.data:
+        raise UserError("--data is missing: the images to evaluate on")
+    if config.holdout:
+        return open_images(config.data, config.root, config.holdout)[split == "val"]
+    if split == "train":
+        train = open_split(config.data, split, config.root)
+        _check_classes(config.data, train)
+        return train
+    val = open_evaluation(config.data, config.root)
+    if set(val.classes) < set(config.classes):  # it has no images of some of them
+        return Subset(val, range(len(val)), config.classes)
+    return val
+
+
+def describe_val(config: ClassifierConfig) -> str:
+    """Returns which images of the data are evaluated on: "held-out", "val" or "all"."""
+    if config.holdout:
+        return "held-out"
+    return "val" if is_name(config.data) or has_splits(Path(config.data)) else "all"
+
+
 def check_images(data: str, root: str | None = None, holdout: float = 0.0) -> None:
-    """Raises an error if there are no images where `open_images` looks; nothing is read yet."""
+    """Raises an error if there are no images where `open_split` looks; nothing is read yet."""
     _check_root(data, root)
     if holdout:
         _check_whole(data)

@@ -1,143 +1,199 @@
-"""Classification as a task of the training loop: its data, its loss and its score."""
+"""Classification: images of classes, a vision transformer, cross-entropy, top-1."""
 
-from dataclasses import dataclass
-from typing import Any
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from accelerate import Accelerator
 from timm.data.mixup import Mixup
 from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
 from torch import Tensor, nn
+from torch.nn import functional
 
 from irpe.errors import UserError
-from irpe.progress import NO_PROGRESS, Progress
+from irpe.progress import Listener, silent
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.classify.model import build_model
-from irpe.tasks.classify.scores import Score, check_broken, evaluate
-from irpe.tasks.classify.sources import Source, open_images
+from irpe.tasks.classify.others import as_classifier
+from irpe.tasks.classify.sources import Source, open_source
 from irpe.tasks.classify.transforms import Batch, LabelledImages, eval_images, train_images
-from irpe.train.image_files import BrokenImageError, has_colours
+from irpe.train.config import RunConfig
+from irpe.train.drawing import write_below
 from irpe.train.optim import encoder_groups
+from irpe.train.score import Measure, Score
+from irpe.train.task import AS_TRAINED, Condition, Images, Split
 from irpe.train.weights import Weights
 
+_HEADS = ("head.bias", "head.fc.bias")
+TOP = 5  # of the classes; of so many or fewer, every image's class is among them
+_TOP1, _TOP5 = Measure("top1", "top-1", "%"), Measure("top5", "top-5", "%", brief=False)
+_LOSS = Measure("val_loss", "loss", higher_is_better=False, digits=4)
 
-@dataclass
+
+class Guess(NamedTuple):
+    """What a model says of an image.
+
+    Args:
+        classes: The classes with the highest scores, the best first.
+        label: The class of the image.
+        loss: The cross-entropy.
+    """
+
+    classes: tuple[int, ...]
+    label: int
+    loss: float
+
+
 class ClassificationTask:
     """Classifying images.
 
     Args:
-        config: The configuration; the classes of the data are filled in.
-        train: The images to train on.
-        val: The images to evaluate on.
+        config: The configuration.
+        weights: Those that the model is built for, in place of the initial ones.
+        preparation: What timm's transforms take, for a model that is not a run.
     """
 
-    config: ClassifierConfig
-    train: Source
-    val: Source
+    Config: ClassVar[type[RunConfig]] = ClassifierConfig
+    measures: ClassVar[tuple[Measure, ...]] = (_TOP1, _TOP5, _LOSS)
+    takes: ClassVar[tuple[str, ...]] = ("size", "shift")
+    eval_batch: ClassVar[int] = 256
 
-    def __post_init__(self) -> None:
-        self.config.check_classes(self.train.classes)
-        config = self.config.replace(classes=tuple(self.train.classes))
-        self.config = config
-        self.images: LabelledImages = train_images(self.train, config)
-        self.val_images: LabelledImages = eval_images(self.val, config)
+    def __init__(
+        self,
+        config: ClassifierConfig,
+        weights: Weights | None = None,
+        preparation: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.config = config if weights is None else config.replace(initial=None)
+        self.weights = weights
+        self.preparation = preparation
         self.mixup: Any = None
         self.criterion: nn.Module = LabelSmoothingCrossEntropy(config.label_smoothing)
+        self.sources: dict[str, Source] = {}
+        self.opened: dict[Any, LabelledImages] = {}
         if config.mixup or config.cutmix:
-            smoothing, count = config.label_smoothing, len(self.train.classes)
-            self.mixup = Mixup(
-                config.mixup, config.cutmix, label_smoothing=smoothing, num_classes=count
-            )
             self.criterion = SoftTargetCrossEntropy()
 
-    @property
-    def model_name(self) -> str:
-        """The model's name in timm, and its arguments."""
-        arguments = (f"{name}={value}" for name, value in self.config.model_args.items())
-        return " ".join([self.config.model, *arguments])
+    @classmethod
+    def adopt(cls, model: Any, path: Path) -> tuple[Self, nn.Module, str | None]:
+        """Returns the task of a model that is not a run, the model, and what to say of it.
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Says that colours are lost, where they are."""
-        if self.config.channels == 3 or not any(map(self._has_colours, (0, len(self.train) // 2))):
-            return ()
-        return ("the images have colours, and are made grey: --channels 3 keeps the colours",)
+        Args:
+            model: A model of timm, transformers or torchvision.
+            path: Where it was saved.
+        """
+        found = as_classifier(model, path)
+        return cls(found.config, preparation=found.preparation), found.model, found.note
 
-    def _has_colours(self, index: int) -> bool:
-        try:
-            return has_colours(self.train.read(index)[0])
-        except BrokenImageError:
-            return False
+    def open(
+        self, split: Split, condition: Condition | None = AS_TRAINED, listen: Listener = silent
+    ) -> LabelledImages:
+        """Returns the images of a split; opening those to train on fills in the classes."""
+        if split not in self.sources:
+            self.sources[split] = open_source(self.config, split)
+        source = self.sources[split]
+        self.config.check_classes(source.classes)
+        if not self.config.classes:
+            self.config = self.config.replace(classes=tuple(source.classes))
+        if condition is None:
+            return train_images(source, self.config)
+        condition.check(self)
+        self._check(condition)
+        key = split, condition.size
+        if key not in self.opened:
+            self.opened[key] = eval_images(source, self.config, self.preparation, condition.size)
+        return self.opened[key].shifted(condition.shift * self.patch if condition.shift else 0)
 
-    def check_micro_batch(self, size: int) -> None:
-        """Raises an error if the images of a forward pass cannot be paired."""
-        if size % 2 and self.mixup is not None:
+    def _check(self, condition: Condition) -> None:
+        """Raises an error for a size that is not whole patches, or a shift out of the image."""
+        for side in condition.size or ():
+            if side < self.patch or side % self.patch:
+                near = max(1, side // self.patch) * self.patch
+                raise UserError(
+                    f"size {side} is not a multiple of {self.patch}, the side of a patch: choose "
+                    f"{near} or {near + self.patch}"
+                )
+        most = self.config.image_size // self.patch - 1 if condition.shift else 0
+        if not 0 <= condition.shift <= most:
             raise UserError(
-                f"mixup and cutmix pair images: {size} per forward pass and device must be even"
+                f"a shift by {condition.shift} patches leaves nothing of an image of "
+                f"{self.config.image_size} pixels in view: choose 0 to {most}"
             )
 
-    def build(self) -> nn.Module:
+    @cached_property
+    def patch(self) -> int:
+        """The side of a patch of timm's ViT or Swin, in pixels."""
+        with torch.device("meta"):
+            plain = self.config.replace(initial=None, encoding="none", builtin_bias="keep")
+            model: Any = build_model(plain, len(self.config.classes))
+        return model.patch_embed.patch_size[0]
+
+    def build(self, size: tuple[int, int] | None = None) -> nn.Module:
         """Returns the model at its start."""
-        return build_model(self.config, len(self.train.classes))
+        count = len(self.config.classes)
+        if not count and self.weights is not None:
+            heads = [self.weights[name] for name in _HEADS if name in self.weights]
+            count = len(heads[0]) if heads else 0
+        return build_model(self.config, count, size)
 
-    def training_module(self, model: nn.Module) -> nn.Module:
-        """Returns the model itself: its output is what the loss needs."""
-        return model
-
-    def optimizer_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Returns the parameters with the learning rates of tables, positions and all else."""
         return encoder_groups(model, self.config, self.config.absolute_lr)
 
-    def normalizer(self, batches: list[Batch], accelerator: Accelerator) -> None:
-        """Returns nothing: the loss is the mean over the images of a micro-batch."""
+    def losses(
+        self, model: nn.Module, batches: Sequence[Batch], accelerator: Accelerator
+    ) -> Iterator[Tensor]:
+        """Yields the mean loss of each micro-batch."""
+        for batch in batches:
+            device = accelerator.device
+            images, labels = batch.images.to(device), batch.labels.to(device)
+            if self.config.mixup or self.config.cutmix:
+                images, labels = self._mix()(images, labels)
+            yield self.criterion(model(images).float(), labels)
 
-    def loss(
-        self, module: nn.Module, batch: Batch, normalizer: None, device: torch.device
-    ) -> Tensor:
-        """Returns the mean loss of a micro-batch."""
-        images, labels = batch.images.to(device), batch.labels.to(device)
-        if self.mixup is not None:
-            images, labels = self.mixup(images, labels)
-        return self.criterion(module(images).float(), labels)
-
-    def broken(self, batch: Batch) -> list[int]:
-        """Returns the indices of a batch's images that could not be read."""
-        return batch.indices[batch.broken].tolist()
-
-    def check_broken(self, broken: set[int]) -> None:
-        """Raises an error if too many images could not be read so far."""
-        if len(broken) > self.config.max_broken * len(self.train):
-            files = ", ".join(self.train.filename(index) for index in sorted(broken)[:8])
-            raise UserError(
-                f"{len(broken)} of {len(self.train)} images cannot be read, more than "
-                f"max_broken = {self.config.max_broken}: {files}"
+    def _mix(self) -> Any:
+        if self.mixup is None:
+            config, count = self.config, len(self.config.classes)
+            smoothing = config.label_smoothing
+            self.mixup = Mixup(
+                config.mixup, config.cutmix, label_smoothing=smoothing, num_classes=count
             )
+        return self.mixup
 
-    def files(self, batch: Batch) -> list[str]:
-        """Returns where a batch's images come from."""
-        return [self.train.filename(index) for index in batch.indices.tolist()]
+    def predict(self, model: nn.Module, batch: Batch, device: torch.device) -> list[Guess]:
+        """Returns the best classes of each image, and its loss."""
+        logits = model(batch.images.to(device)).float().cpu()
+        if logits.shape[1] != len(self.config.classes):
+            raise UserError(
+                f"{self.config.data} has {len(self.config.classes)} classes, the model "
+                f"{logits.shape[1]}"
+            )
+        ranked = logits.topk(min(TOP, logits.shape[1]), dim=1).indices.tolist()
+        losses = functional.cross_entropy(logits, batch.labels, reduction="none").tolist()
+        columns = zip(ranked, batch.labels.tolist(), losses, strict=True)
+        return [Guess(tuple(classes), label, loss) for classes, label, loss in columns]
 
-    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> Score:
-        """Returns the score of a model on the validation images."""
-        score = evaluate(model, self.val_images, accelerator, workers=self.config.workers)
-        check_broken(score, self.config.max_broken, self.val)
-        return score
+    def score(self, images: Images, predictions: Mapping[int, Guess]) -> Score:
+        """Returns top-1, top-5 and loss."""
+        found, classes = list(predictions.values()), images.source.classes
+        values = tuple(100.0 * (each.classes[0] == each.label) for each in found)
+        among = sum(each.label in each.classes for each in found)
+        details = {
+            "val_loss": sum(each.loss for each in found) / len(found),
+            "top1": 100 * sum(each.classes[0] == each.label for each in found) / len(found),
+            "top5": 100 * among / len(found),
+        }
+        most = Counter(each.label for each in found).most_common(1)[0][1]
+        measures = self.measures if len(classes) > TOP else (_TOP1, _LOSS)
+        return Score(measures, details, values, chance=100 * most / len(found))
 
-    def model_inputs(self, batch: Batch, device: torch.device) -> dict[str, Tensor]:
-        """Returns what a model is called with, by name, for a batch of validation images."""
-        return {"x": batch.images.to(device)}
-
-
-def open_task(
-    config: ClassifierConfig, progress: Progress = NO_PROGRESS, weights: Weights | None = None
-) -> ClassificationTask:
-    """Returns the task of a configuration, with the data that it names.
-
-    Args:
-        config: The configuration.
-        progress: Is not needed: opening images takes no time.
-        weights: Those of the checkpoint that the run resumes from, in place of the initial ones.
-    """
-    if weights is not None:
-        config = config.replace(initial=None)
-    return ClassificationTask(config, *open_images(config.data, config.root, config.holdout))
+    def draw(
+        self, images: Images, index: int, prediction: Guess, threshold: float | None = None
+    ) -> Any:
+        """Returns an image with the best class below it, and the true one if it is another."""
+        image, names = images.source.read(index)[0], images.source.classes
+        best, truth = names[prediction.classes[0]], names[prediction.label]
+        return write_below(image, best if best == truth else f"{best}, but it is {truth}")

@@ -1,22 +1,37 @@
 """Labelled images as tensors: augmented for training, resized and cropped for evaluation."""
 
+import copy
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
+from jaxtyping import Float, Int64
+from PIL import Image
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from irpe.errors import UserError
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.sources import Source
-from irpe.train.image_files import CACHE_BYTES, BrokenImageError, convert_mode
-from irpe.train.normalization import normalization
-from irpe.train.sampling import Sample
-from irpe.train.seeding import seeded
+from irpe.tasks.classify.sources import Source, describe_val
+from irpe.train.image_files import (
+    CACHE_BYTES,
+    BrokenImageError,
+    convert_mode,
+    has_colours,
+    normalization,
+    read_or_next,
+)
+from irpe.train.sampling import Sample, seeded
 
 Item = tuple[Tensor, int, int, bool]
+_DIRECTIONS = ((0, 1), (1, 0), (0, -1), (-1, 0))  # right, down, left, up
+_WORDS = {
+    "held-out": "the part of {} held out in training",
+    "val": "the val split of {}",
+    "all": "all of {}",
+}
 
 
 class Batch(NamedTuple):
@@ -26,13 +41,13 @@ class Batch(NamedTuple):
         images: The images.
         labels: Their classes.
         indices: Their indices in the source.
-        broken: Which of them replace an image that could not be read.
+        broken: The indices of those that another image replaces, as they could not be read.
     """
 
     images: Tensor
     labels: Tensor
-    indices: Tensor
-    broken: Tensor
+    indices: list[int]
+    broken: list[int]
 
 
 class LabelledImages(Dataset[Any]):
@@ -41,44 +56,119 @@ class LabelledImages(Dataset[Any]):
     Args:
         source: The images.
         transform: From a Pillow image to a tensor.
-        mode: Pillow's name of the colours, "RGB" or "L".
+        config: The configuration.
         seed: The seed of the augmentation; `None` if there is none.
     """
 
     def __init__(
-        self, source: Source, transform: Callable[[Any], Tensor], mode: str, seed: int | None
+        self,
+        source: Source,
+        transform: Callable[[Any], Tensor],
+        config: ClassifierConfig,
+        seed: int | None,
     ) -> None:
         self.source = source
         self.transform = transform
-        self.mode = mode
+        self.config = config
+        self.mode = "RGB" if config.channels == 3 else "L"
         self.seed = seed
+        self.shift = 0
         self.cached: dict[int, Item] = {}
 
+    def shifted(self, pixels: int) -> "LabelledImages":
+        """Returns the images, shifted by some pixels; what is cached is shared.
+
+        Grey images leave black where they were: their objects mostly lie on it. Images with colours
+        are reflected at the border, for black there costs a model even if it cannot see position.
+        """
+        other = copy.copy(self)
+        other.shift = pixels
+        return other
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Which images they are."""
+        return {"images": describe_val(self.config)}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Says that colours are lost, where they are."""
+        if self.mode == "RGB" or not any(map(self._has_colours, (0, len(self.source) // 2))):
+            return ()
+        return ("the images have colours, and are made grey: --channels 3 keeps the colours",)
+
+    def _has_colours(self, index: int) -> bool:
+        try:
+            return has_colours(self.source.read(index)[0])
+        except BrokenImageError:
+            return False
+
+    def __str__(self) -> str:
+        return _WORDS[describe_val(self.config)].format(self.config.data)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
     def __getitem__(self, sample: Sample) -> Item:
-        if sample.image in self.cached:
-            return self.cached[sample.image]
-        image, label, broken = self._read(sample.image)
-        if self.seed is not None:
-            with seeded(self.seed, sample.epoch, sample.position):
-                return self.transform(image), label, sample.image, broken
-        item = self.transform(image), label, sample.image, broken
-        if item[0].nbytes * len(self.source) < CACHE_BYTES:
+        if sample.image not in self.cached:
+            (image, label), is_broken = read_or_next(self._read, sample.image, len(self.source))
+            if self.seed is not None:
+                with seeded(self.seed, sample.epoch, sample.position):
+                    return self.transform(image), label, sample.image, is_broken
+            item = self.transform(image), label, sample.image, is_broken
+            if item[0].nbytes * len(self.source) >= CACHE_BYTES:
+                return self._shift(item, sample)
             self.cached[sample.image] = item
-        return item
+        return self._shift(self.cached[sample.image], sample)
 
     def collate(self, items: list[Item]) -> Batch:
         """Returns a batch."""
-        return Batch._make(default_collate(items))
+        images, labels, indices, broken = zip(*items, strict=True)
+        lost = [index for index, is_lost in zip(indices, broken, strict=True) if is_lost]
+        return Batch(
+            default_collate(list(images)), default_collate(list(labels)), list(indices), lost
+        )
 
-    def _read(self, index: int) -> tuple[Any, int, bool]:
-        """Returns an image; the next one that can be read, where it cannot."""
-        for other in range(index, index + len(self.source)):
-            try:
-                image, label = self.source.read(other % len(self.source))
-                return convert_mode(image, self.mode), label, other != index
-            except BrokenImageError:
-                continue
-        raise UserError(f"none of the {len(self.source)} images can be read")
+    def _read(self, index: int) -> tuple[Any, int]:
+        image, label = self.source.read(index)
+        return convert_mode(image, self.mode), label
+
+    def _shift(self, item: Item, sample: Sample) -> Item:
+        if not self.shift:
+            return item
+        black = self.transform(Image.new("L", (8, 8)))[:, 0, 0] if self.mode == "L" else None
+        return shift_image(item[0], self.shift, sample.position, black), *item[1:]
+
+
+def shift_image(
+    image: Float[Tensor, "channel row column"],
+    distance: int,
+    position: int,
+    black: Float[Tensor, " channel"] | None = None,
+) -> Float[Tensor, "channel row column"]:
+    """Returns an image shifted by some pixels: right, down, left and up in turn.
+
+    Args:
+        image: The image.
+        distance: How many pixels.
+        position: Its position among others.
+        black: What comes into view, a value for each channel; `None`: the image reflected at its
+            border.
+    """
+    for axis, step in zip((1, 2), _DIRECTIONS[position % len(_DIRECTIONS)], strict=True):
+        size = image.shape[axis]
+        at = torch.arange(size) - distance * step
+        image = image.index_select(axis, _reflect(at, size))
+        if black is not None:
+            outside = ((at < 0) | (at >= size)).unflatten(0, (-1, 1) if axis == 1 else (1, -1))
+            image = torch.where(outside, black.view(-1, 1, 1), image)
+    return image
+
+
+def _reflect(at: Int64[Tensor, " place"], size: int) -> Int64[Tensor, " place"]:
+    """Returns where an axis that is reflected at both ends has its values."""
+    period = max(2 * (size - 1), 1)
+    return (at % period - (size - 1)).abs().neg() + (size - 1)
 
 
 def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
@@ -113,11 +203,14 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
             f"auto_augment {config.auto_augment!r} is not a policy of timm, such as "
             f"rand-m9-mstd0.5-inc1: {error!r}"
         ) from error
-    return LabelledImages(source, transform, _mode(config), config.seed)
+    return LabelledImages(source, transform, config, config.seed)
 
 
 def eval_images(
-    source: Source, config: ClassifierConfig, preparation: Mapping[str, Any] | None = None
+    source: Source,
+    config: ClassifierConfig,
+    preparation: Mapping[str, Any] | None = None,
+    size: tuple[int, int] | None = None,
 ) -> LabelledImages:
     """Returns images as they are evaluated on.
 
@@ -126,11 +219,13 @@ def eval_images(
         config: Their size, channels and crop.
         preparation: Their mean and deviation, and what else timm's transforms take; `None`: the
             mean and deviation of the model, resized by cubic interpolation.
+        size: Their rows and columns, if they are not those of the configuration.
     """
     own: Mapping[str, Any] = preparation or _normalization(config)
     values: dict[str, Any] = {"interpolation": "bicubic", **own}
-    transform: Any = create_transform(config.input_shape, crop_pct=config.crop, **values)
-    return LabelledImages(source, transform, _mode(config), None)
+    shape = config.input_shape if size is None else (config.channels, *size)
+    transform: Any = create_transform(shape, crop_pct=config.crop, **values)
+    return LabelledImages(source, transform, config, None)
 
 
 def _check_policy(text: str) -> None:
@@ -143,10 +238,6 @@ def _check_policy(text: str) -> None:
                 f"auto_augment {text!r}: {section!r} is not a letter or name with a number, such "
                 "as m9, mstd0.5 or inc1"
             )
-
-
-def _mode(config: ClassifierConfig) -> str:
-    return "RGB" if config.channels == 3 else "L"
 
 
 def _normalization(config: ClassifierConfig) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from irpe.errors import UserError
 from irpe.extras import require
 from irpe.hub import cached_if_unreachable
 from irpe.tasks.detect.config import DetectorConfig
-from irpe.train.checkpoint import read_torch
-from irpe.train.weights import Weights, read_weights
+from irpe.train.weights import Weights, read_torch, read_weights
 
 PREFIX = "model.backbone."  # of its weights in a DETR
 _PACKAGED = "tf_efficientnet_lite0"  # whose weights come in a package of their own

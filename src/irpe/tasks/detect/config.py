@@ -1,10 +1,10 @@
 """The configuration of a run that trains a detector."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from irpe.errors import UserError
-from irpe.train.config import RunConfig, check_at_least, option
+from irpe.train.config import EMBEDDED, RunConfig, check_at_least, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,24 @@ class DetectorConfig(RunConfig):
     )
     long_side: int = option("Longest long side of an image after resizing, in pixels.", 1333)
     random_crop: bool = option("Random crops in training, of images or cached features.", True)
+
+    @property
+    def title(self) -> str:
+        """DETR, and its backbone's name in timm."""
+        return f"DETR on {self.backbone}"
+
+    def with_data(self, data: str) -> Self:
+        """Returns the configuration with all of the images of other data, to evaluate on."""
+        return super().with_data(data).replace(limit=0)
+
+    def check_data(self) -> None:
+        """Raises an error if the annotations are not there; nothing is read yet."""
+        from irpe.tasks.detect.annotations.layout import find_annotations
+
+        if self.data == EMBEDDED:
+            raise UserError("--data is missing: a folder in the layout of COCO or Pascal VOC")
+        for split in (self.train_split, self.val_split):
+            find_annotations(self.data, split, self.holdout)
 
     def __post_init__(self) -> None:
         super().__post_init__()

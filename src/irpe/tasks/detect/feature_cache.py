@@ -5,38 +5,35 @@ import json
 import os
 import random
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from irpe.errors import UserError
 from irpe.files import read_safetensors, to_safetensors, write_bytes
-from irpe.progress import NO_PROGRESS, Progress, track
+from irpe.progress import Listener, silent, tracked
 from irpe.tasks.detect.annotations.source import BoxSource, Target
 from irpe.tasks.detect.backbone import FrozenBackbone
-from irpe.tasks.detect.views import BoxBatch, BoxImages, Item, Views
-from irpe.train.sampling import Sample
-from irpe.train.seeding import derive_seed
+from irpe.tasks.detect.views import BoxImages, Item, Views
+from irpe.train.sampling import Sample, derive_seed
 
 FOLDER_VARIABLE = "IRPE_FEATURE_CACHE"  # the folder of the cache, if it is another
 
 
-class FeatureMaps(Dataset[Any]):
+class FeatureMaps(BoxImages):
     """The counterpart of `BoxImages`: feature maps, with boxes in their coordinates.
 
     Args:
-        source: The images.
+        images: The images, and how they were prepared.
         versions: The feature maps of each image, one for each augmented version.
         seed: Draws the version of a sample; `None` takes the first.
         crops: Crop the feature map of each sample at random.
     """
 
     def __init__(
-        self, source: BoxSource, versions: list[list[Item]], seed: int | None, crops: bool = False
+        self, images: BoxImages, versions: list[list[Item]], seed: int | None, crops: bool = False
     ) -> None:
-        self.source = source
+        super().__init__(images.source, images.views, 0, images.split)
         self.versions = versions
         self.seed = seed
         self.crops = crops
@@ -49,34 +46,29 @@ class FeatureMaps(Dataset[Any]):
         item = dice.choice(versions)
         return _crop(item, dice) if self.crops else item
 
-    def collate(self, items: list[Item]) -> BoxBatch:
-        """Returns a batch."""
-        return BoxImages.collate(items)
-
 
 def cached_features(
     backbone: FrozenBackbone,
-    source: BoxSource,
-    views: Views,
+    images: BoxImages,
     count: int,
     seed: int | None,
-    progress: Progress = NO_PROGRESS,
+    listen: Listener = silent,
     crops: bool = False,
 ) -> FeatureMaps:
     """Returns the feature maps of all images, from the cache if they are in it.
 
     Args:
         backbone: The network.
-        source: The images.
-        views: How they are prepared for it.
+        images: The images, and how they are prepared for it.
         count: How many versions of each image.
         seed: Draws the version of a sample.
-        progress: Is told how far it is.
+        listen: Hears how far it is.
         crops: Crop the feature map of each sample at random.
     """
-    path = cache_path(backbone, source, views, count)
+    source = images.source
+    path = cache_path(backbone, source, images.views, count)
     if not path.exists():
-        tensors = _compute(backbone, source, views, count, progress)
+        tensors = _compute(backbone, source, images.views, count, listen)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, to_safetensors(tensors))
     try:
@@ -84,7 +76,7 @@ def cached_features(
     except ValueError as error:
         raise UserError(f"{error}; remove it") from error
     versions = [[_item(tensors, index, v) for v in range(count)] for index in range(len(source))]
-    return FeatureMaps(source, versions, seed, crops)
+    return FeatureMaps(images, versions, seed, crops)
 
 
 def cache_path(backbone: FrozenBackbone, source: BoxSource, views: Views, count: int) -> Path:
@@ -105,7 +97,7 @@ def cache_path(backbone: FrozenBackbone, source: BoxSource, views: Views, count:
 
 
 def _compute(
-    backbone: FrozenBackbone, source: BoxSource, views: Views, count: int, progress: Progress
+    backbone: FrozenBackbone, source: BoxSource, views: Views, count: int, listen: Listener
 ) -> dict[str, Tensor]:
     images = BoxImages(source, views, seed=0)
     device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
@@ -113,8 +105,10 @@ def _compute(
     samples = [Sample(v, index, index) for index in range(len(source)) for v in range(count)]
     tensors: dict[str, Tensor] = {}
     with torch.no_grad():
-        for sample in track(progress, samples, len(samples), "feature maps"):
-            pixels, target, _ = images[sample]
+        for sample in tracked(listen, samples, len(samples), "feature maps"):
+            pixels, target, _, is_broken = images[sample]
+            if is_broken:
+                source.read(sample.image)  # which raises the error
             features = backbone.feature_map(pixels[None].to(device))[0].cpu()
             scale = [features.shape[axis] / pixels.shape[axis] for axis in (2, 1, 2, 1)]
             name = f"{sample.image}.{sample.epoch}"
@@ -126,7 +120,7 @@ def _compute(
 
 def _crop(item: Item, dice: random.Random) -> Item:
     """Returns a crop of a feature map, at least half as high and wide, with the boxes in it."""
-    features, target, index = item
+    features, target, index, is_broken = item
     starts, sizes = zip(*(_interval(side, dice) for side in features.shape[1:]), strict=True)
     top, left = starts
     height, width = sizes
@@ -134,7 +128,7 @@ def _crop(item: Item, dice: random.Random) -> Item:
     bounds = torch.tensor([width, height, width, height])
     boxes = (target.boxes - torch.tensor([left, top, left, top])).clamp(min=0).minimum(bounds)
     inside = (boxes[:, :2] < boxes[:, 2:]).all(1)
-    return cropped, Target(boxes[inside], target.labels[inside]), index
+    return cropped, Target(boxes[inside], target.labels[inside]), index, is_broken
 
 
 def _interval(side: int, dice: random.Random) -> tuple[int, int]:
@@ -146,4 +140,4 @@ def _item(tensors: dict[str, Tensor], index: int, version: int) -> Item:
     features, boxes, labels = (
         tensors[f"{index}.{version}.{kind}"] for kind in ("features", "boxes", "labels")
     )
-    return features, Target(boxes, labels), index
+    return features, Target(boxes, labels), index, False

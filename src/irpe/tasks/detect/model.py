@@ -13,7 +13,6 @@ from transformers import DetrConfig, DetrForObjectDetection
 from irpe.adapters.equip import equip
 from irpe.errors import UserError
 from irpe.tasks.detect.backbone import (
-    BackboneInput,
     FrozenBackbone,
     check_trainable,
     fill_backbone,
@@ -21,41 +20,36 @@ from irpe.tasks.detect.backbone import (
 )
 from irpe.tasks.detect.config import DetectorConfig
 from irpe.train.transformers_arguments import check_arguments
-from irpe.train.weights import Weights, read_weights, start_from
+from irpe.train.weights import read_weights, start_from
 
 _FIXED = {"auxiliary_loss", "backbone_config"}  # by the configuration of the run
 
 
-class LayerPredictions(nn.Module):
-    """A view of a DETR that returns the predictions of every decoder layer, as its loss needs them.
+def layer_predictions(detr: Any, inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the class logits and boxes of every decoder layer, as the loss needs them.
 
     Args:
-        detr: The model, whose weights it shares.
+        detr: The model.
+        inputs: Images, or feature maps of its frozen backbone.
+        mask: True inside an image.
+
+    Returns:
+        Both by layer, image, query, and the values of each.
     """
-
-    def __init__(self, detr: Any) -> None:
-        super().__init__()
-        self.detr = detr
-
-    def forward(self, inputs: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the class logits and the boxes: layer, image, query, and the values of each."""
-        outputs = self.detr.model(inputs, pixel_mask=mask)
-        # transformers normalizes the state of the last layer once more
-        states = outputs.intermediate_hidden_states[:-1], outputs.last_hidden_state[None]
-        classify, locate = self.detr.class_labels_classifier, self.detr.bbox_predictor
-        logits, boxes = zip(*((classify(s), locate(s).sigmoid()) for s in states), strict=True)
-        return torch.cat(logits), torch.cat(boxes)
+    outputs = detr.model(inputs, pixel_mask=mask)
+    # transformers normalizes the state of the last layer once more
+    states = outputs.intermediate_hidden_states[:-1], outputs.last_hidden_state[None]
+    classify, locate = detr.class_labels_classifier, detr.bbox_predictor
+    logits, boxes = zip(*((classify(s), locate(s).sigmoid()) for s in states), strict=True)
+    return torch.cat(logits).float(), torch.cat(boxes).float()
 
 
-def build_detector(
-    config: DetectorConfig, is_filled: bool = True, takes: BackboneInput = "images"
-) -> nn.Module:
+def build_detector(config: DetectorConfig, is_filled: bool = True) -> nn.Module:
     """Returns the model to train; its random start follows from torch's random state.
 
     Args:
         config: The configuration, with the classes of the data.
         is_filled: Fill it with the initial weights; without, for those of a checkpoint.
-        takes: What it is called with: images, or feature maps of its frozen backbone.
     """
     _check_arguments(config.model_args)
     names = dict(enumerate(config.classes))
@@ -78,7 +72,7 @@ def build_detector(
         check_trainable(config.backbone)
         freeze_first_layers(model.model.backbone.model)
     else:
-        model.model.backbone = FrozenBackbone(config.backbone, takes)
+        model.model.backbone = FrozenBackbone(config.backbone)
     if is_filled and config.initial is None:
         fill_backbone(model.model.backbone.model, config)
     if (config.encoding, config.absolute) != ("none", "keep"):
@@ -86,11 +80,6 @@ def build_detector(
     if is_filled and config.initial is not None:
         start_from(model, read_weights(Path(config.initial)), config.initial)
     return model
-
-
-def build_for(config: DetectorConfig, weights: Weights) -> nn.Module:
-    """Returns the model of a run, not yet filled with its weights; it takes images."""
-    return build_detector(config, is_filled=False)
 
 
 def _check_arguments(arguments: Mapping[str, Any]) -> None:

@@ -4,75 +4,41 @@ import contextlib
 import io
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import gather_object
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from irpe.errors import UserError
 from irpe.extras import require
+from irpe.train.score import Measure, Score
 
 # {"image_id": int, "category_id": int, "bbox": [x, y, width, height], "score": float}
 Detection = dict[str, Any]
 _FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
 
 
-@dataclass(frozen=True)
-class BoxScore:
-    """How well objects are detected, between 0 and 1; NaN where there are none.
-
-    Args:
-        ap: Average precision, the mean over IoU thresholds from 0.5 to 0.95 and over classes.
-        ap50: The same at the threshold 0.5.
-        ap75: The same at the threshold 0.75.
-        ap_small: `ap` of objects of at most 32 x 32 pixels.
-        ap_medium: `ap` of objects between these sizes.
-        ap_large: `ap` of objects of at least 96 x 96 pixels.
-        num_images: The images that count.
-    """
-
-    ap: float
-    ap50: float
-    ap75: float
-    ap_small: float
-    ap_medium: float
-    ap_large: float
-    num_images: int
-
-    def row(self) -> dict[str, float]:
-        """Returns the columns of the run's table."""
-        return {
-            "AP": self.ap,
-            "AP50": self.ap50,
-            "AP75": self.ap75,
-            "APs": self.ap_small,
-            "APm": self.ap_medium,
-            "APl": self.ap_large,
-        }
+MEASURES = (
+    Measure("AP", "AP", digits=3),
+    Measure("AP50", "AP50", digits=3),
+    Measure("AP75", "AP75", digits=3, brief=False),
+    Measure("APs", "AP small", digits=3, brief=False),
+    Measure("APm", "AP medium", digits=3, brief=False),
+    Measure("APl", "AP large", digits=3, brief=False),
+)
 
 
-def score_boxes(content: dict[str, Any], detections: Sequence[Detection]) -> BoxScore:
+def score_boxes(content: dict[str, Any], detections: Sequence[Detection]) -> Score:
     """Returns the score of detections, equal to that of pycocotools in every digit.
+
+    Average precision is between 0 and 1, the mean over IoU thresholds from 0.5 to 0.95 and over
+    classes; NaN where there are no boxes. Small objects have at most 32 x 32 pixels, large ones at
+    least 96 x 96.
 
     Args:
         content: The images, annotations and categories, as a COCO file has them.
         detections: What was detected; the best 100 of a class count in an image.
-    """
-    return _score(_evaluate(content, detections))
-
-
-def score_with_classes(
-    content: dict[str, Any], detections: Sequence[Detection]
-) -> tuple[BoxScore, dict[str, float]]:
-    """Returns the score, and the average precision of each class; nan where it has no boxes.
-
-    Args:
-        content: The images, annotations and categories, as a COCO file has them.
-        detections: What was detected in the images.
     """
     evaluation = _evaluate(content, detections)
     names = {category["id"]: category["name"] for category in content["categories"]}
@@ -81,52 +47,38 @@ def score_with_classes(
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # threshold, recall, class
     indices = {key: index for index, key in enumerate(evaluation.params.catIds)}
     classes = {name: _or_nan(precision[:, :, indices[key]].mean()) for key, name in names.items()}
-    return _score(evaluation), classes
+    with contextlib.redirect_stdout(io.StringIO()):
+        evaluation.summarize()
+    values = map(_or_nan, evaluation.stats[:6])
+    details = {measure.key: value for measure, value in zip(MEASURES, values, strict=True)}
+    files = {"detections.json": list(detections)}
+    count = len(evaluation.params.imgIds)
+    return Score(MEASURES, details, classes=classes, num_images=count, files=files)
 
 
 def to_detections(
-    logits: Float[Tensor, "batch query class"],
-    boxes: Float[Tensor, "batch query 4"],
-    image_ids: Sequence[int],
-    sizes: Sequence[tuple[int, int]],
+    scores: Float[Tensor, " query"],
+    classes: Int64[Tensor, " query"],
+    boxes: Float[Tensor, "query 4"],
+    image_id: int,
+    size: tuple[int, int],
     categories: Sequence[int],
 ) -> list[Detection]:
-    """Returns what a DETR detected, once per query: its best class other than "no object".
+    """Returns what a DETR detected in an image, once per query.
 
     Args:
-        logits: The scores of the classes, "no object" last.
+        scores: The score of each query's best class.
+        classes: The best classes.
         boxes: Centre x, centre y, width and height, relative to the image.
-        image_ids: The ids of the images.
-        sizes: The height and width of each image as it is stored.
+        image_id: The id of the image.
+        size: Its height and width, as it is stored.
         categories: The category id of each class.
     """
-    _check_outputs(logits, boxes, image_ids, sizes, categories)
-    scores, classes = logits.float().softmax(-1)[..., :-1].max(-1)
-    placed = _in_pixels(boxes.float(), sizes)
-    found = zip(image_ids, classes.tolist(), placed.tolist(), scores.tolist(), strict=True)
+    columns = scores.tolist(), classes.tolist(), _in_pixels(boxes, size).tolist()
     return [
-        {"image_id": int(image), "category_id": int(categories[c]), "bbox": box, "score": score}
-        for image, *of_image in found
-        for c, box, score in zip(*of_image, strict=True)
+        {"image_id": image_id, "category_id": int(categories[c]), "bbox": box, "score": score}
+        for score, c, box in zip(*columns, strict=True)
     ]
-
-
-def gather_detections(own: list[Detection], accelerator: Accelerator) -> list[Detection]:
-    """Returns the detections of all processes; an image that several saw is taken from the first.
-
-    Args:
-        own: The detections of this process.
-        accelerator: Knows the processes.
-    """
-    if accelerator.num_processes == 1:
-        return own
-    gathered: list[Detection] = []
-    seen: set[int] = set()
-    for of_process in gather_object([own]):
-        new = [detection for detection in of_process if detection["image_id"] not in seen]
-        seen.update(detection["image_id"] for detection in new)
-        gathered += new
-    return gathered
 
 
 def _evaluate(content: dict[str, Any], detections: Sequence[Detection]) -> Any:
@@ -145,15 +97,6 @@ def _evaluate(content: dict[str, Any], detections: Sequence[Detection]) -> Any:
         evaluation.evaluate()
         evaluation.accumulate()
     return evaluation
-
-
-def _score(evaluation: Any) -> BoxScore:
-    with contextlib.redirect_stdout(io.StringIO()):
-        evaluation.summarize()
-    return BoxScore(
-        *map(_or_nan, evaluation.stats[:6]),
-        num_images=len(evaluation.params.imgIds),
-    )
 
 
 def _or_nan(value: Any) -> float:
@@ -190,28 +133,9 @@ def _check_detections(content: dict[str, Any], detections: Sequence[Detection]) 
             raise UserError(f"a detection in image {detection['image_id']} is not finite")
 
 
-def _check_outputs(
-    logits: Tensor,
-    boxes: Tensor,
-    image_ids: Sequence[int],
-    sizes: Sequence[tuple[int, int]],
-    categories: Sequence[int],
-) -> None:
-    batch, queries, classes = logits.shape
-    if boxes.shape != (batch, queries, 4):
-        raise UserError(f"boxes have the shape {(*boxes.shape,)}, not {(batch, queries, 4)}")
-    if not len(image_ids) == len(sizes) == batch:
-        raise UserError(f"{batch} images have {len(image_ids)} ids and {len(sizes)} sizes")
-    if len(categories) != classes - 1:
-        raise UserError(
-            f"{len(categories)} categories for {classes} logits: pass {classes - 1}, as the last "
-            "logit stands for no object"
-        )
-
-
-def _in_pixels(boxes: Tensor, sizes: Sequence[tuple[int, int]]) -> Tensor:
+def _in_pixels(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Returns left, top, width and height in pixels, clipped to the image."""
-    bounds = torch.tensor([[[width, height]] for height, width in sizes]).to(boxes)
+    bounds = torch.tensor([size[1], size[0]]).to(boxes)
     centre, half = boxes[..., :2] * bounds, boxes[..., 2:] * bounds / 2
     first, last = ((centre + side).clamp(min=0).minimum(bounds) for side in (-half, half))
     return torch.cat([first, last - first], -1)

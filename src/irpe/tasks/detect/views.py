@@ -19,10 +19,10 @@ from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
 from irpe.errors import UserError
 from irpe.tasks.detect.annotations.source import BoxSource, Target
-from irpe.train.sampling import Sample
-from irpe.train.seeding import seeded
+from irpe.train.image_files import read_or_next
+from irpe.train.sampling import Sample, seeded
 
-Item = tuple[Tensor, Target, int]
+Item = tuple[Tensor, Target, int, bool]
 _BEFORE_CROP = (400, 500, 600)  # short sides before a crop
 _CROP = 384, 600  # shortest and longest side of a crop
 
@@ -37,6 +37,7 @@ class BoxBatch(NamedTuple):
         boxes: For each image its boxes: centre x, centre y, width and height, relative to it.
         labels: For each image the classes of its boxes.
         indices: The indices of the images in the source.
+        broken: The indices of those that another image replaces, as they could not be read.
     """
 
     inputs: Tensor
@@ -44,6 +45,7 @@ class BoxBatch(NamedTuple):
     boxes: list[Tensor]
     labels: list[Tensor]
     indices: list[int]
+    broken: list[int]
 
 
 @dataclass(frozen=True)
@@ -111,26 +113,49 @@ class BoxImages(Dataset[Any]):
         source: The images.
         views: How they are prepared.
         seed: The seed of random views; `None` if they are not random.
+        split: The name of the split, and of the data.
     """
 
-    def __init__(self, source: BoxSource, views: Views, seed: int | None) -> None:
+    def __init__(
+        self, source: BoxSource, views: Views, seed: int | None, split: tuple[str, str] = ("", "")
+    ) -> None:
         if seed is None and views.is_random:
             raise UserError(f"{views} is random: give a seed")
         self.source = source
         self.views = views
         self.seed = seed
+        self.split = split
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Which images they are."""
+        return {"split": self.split[0], "num_dropped": self.source.num_dropped}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """How many invalid boxes were left out."""
+        count = self.source.num_dropped
+        return (f"{self.split[0]}: {count} invalid boxes are left out",) if count else ()
+
+    def __str__(self) -> str:
+        count = self.source.num_dropped
+        dropped = f" without {count} invalid boxes" if count else ""
+        return f"{self.split[1]}, {self.split[0]}{dropped}"
+
+    def __len__(self) -> int:
+        return len(self.source)
 
     def __getitem__(self, sample: Sample) -> Item:
-        image, target = self.source.read(sample.image)
+        (image, target), is_broken = read_or_next(self.source.read, sample.image, len(self.source))
         if self.seed is None:
-            return *self.views(image, target), sample.image
+            return *self.views(image, target), sample.image, is_broken
         with seeded(self.seed, sample.epoch, sample.position):
-            return *self.views(image, target), sample.image
+            return *self.views(image, target), sample.image, is_broken
 
     @staticmethod
     def collate(items: Sequence[Item]) -> BoxBatch:
         """Returns some images, or feature maps, as a batch."""
-        inputs, targets, indices = (list(column) for column in zip(*items, strict=True))
+        inputs, targets, indices, broken = (list(column) for column in zip(*items, strict=True))
         sizes = [_size(tensor) for tensor in inputs]
         height, width = (max(sides) for sides in zip(*sizes, strict=True))
         padding = [(0, width - w, 0, height - h) for h, w in sizes]
@@ -141,6 +166,7 @@ class BoxImages(Dataset[Any]):
             [relative_boxes(t.boxes, size) for t, size in zip(targets, sizes, strict=True)],
             [target.labels for target in targets],
             indices,
+            [index for index, is_lost in zip(indices, broken, strict=True) if is_lost],
         )
 
 

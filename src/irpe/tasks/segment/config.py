@@ -3,11 +3,19 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from irpe.core.learning_rates import ABSOLUTE_LR
-from irpe.errors import UserError, check_choice
-from irpe.train.config import RunConfig, check_at_least, check_fraction, check_positive, option
+from irpe.errors import MissingFileError, UserError, check_choice
+from irpe.train.config import (
+    EMBEDDED,
+    RunConfig,
+    check_at_least,
+    check_fraction,
+    check_positive,
+    option,
+)
 
 HEADS = ("linear", "upsampling")
 TRANSFORMERS_MODELS = ("segformer", "upernet")  # as transformers names them; all others are timm's
@@ -83,6 +91,38 @@ class SegmenterConfig(RunConfig):
         """Channels, rows and columns of what the model is trained on."""
         return 3, self.crop_height, self.crop_width
 
+    @property
+    def title(self) -> str:
+        """The model's name, its arguments, and its head or its backbone."""
+        arguments = {**self.model_args}
+        backbone = arguments.pop(BACKBONE, None)
+        words = [self.model, *_in_words(arguments)]
+        if backbone is not None:
+            sizes = {name: value for name, value in backbone.items() if name != "model_type"}
+            words += ["over", backbone["model_type"], *_in_words(sizes)]
+        elif self.model not in TRANSFORMERS_MODELS:
+            words.append(f"with a head that is {self.head or HEADS[0]}")
+        return " ".join(words)
+
+    def with_data(self, data: str) -> Self:
+        """Returns the configuration with all of the images of other data, to evaluate on."""
+        return super().with_data(data).replace(limit=0)
+
+    def check_data(self) -> None:
+        """Raises an error if the data is not there; nothing is read yet."""
+        if self.data == EMBEDDED:
+            raise UserError("--data is missing: a folder of images with label maps")
+        if not Path(self.data).is_dir():
+            raise MissingFileError(f"data {self.data!r} is not a folder")
+
+    def check_forward(self, num_images: int) -> None:
+        """Raises an error if upernet cannot normalize over the images of a forward pass."""
+        if num_images < 2 and self.model == "upernet":
+            raise UserError(
+                f"{num_images} image per forward pass and device: upernet averages each image to "
+                "one pixel and normalizes it over the images, choose 2 or more"
+            )
+
     def with_absolute_paths(self) -> Self:
         """Returns the configuration with paths that mean the same in every working directory."""
         names = None if self.class_names is None else os.path.abspath(self.class_names)
@@ -143,3 +183,7 @@ class SegmenterConfig(RunConfig):
                 '"pvt_v2_b0"}}'
             )
         return kind
+
+
+def _in_words(arguments: Mapping[str, Any]) -> list[str]:
+    return [f"{name}={value}" for name, value in arguments.items()]

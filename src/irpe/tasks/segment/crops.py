@@ -1,6 +1,6 @@
 """Images with label maps as a segmenter gets them: random crops, or whole images."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +14,14 @@ from irpe.tasks.segment.colours import colours_of
 from irpe.tasks.segment.config import SegmenterConfig
 from irpe.tasks.segment.labels.listing import IGNORED
 from irpe.tasks.segment.labels.source import LabelledPixels
-from irpe.train.image_files import CACHE_BYTES
-from irpe.train.sampling import Sample
-from irpe.train.seeding import seeded
+from irpe.tasks.segment.windows import Windows, windows_of
+from irpe.train.image_files import CACHE_BYTES, read_or_next
+from irpe.train.sampling import Sample, seeded
+from irpe.train.task import AS_TRAINED, Condition
 
 Pixels = UInt8[Tensor, "channel row column"]
 Labels = UInt8[Tensor, "row column"]
-Item = tuple[Float[Tensor, "channel row column"], Labels, int]
+Item = tuple[Float[Tensor, "channel row column"], Labels, int, bool]
 _F = v2.functional
 
 
@@ -31,11 +32,15 @@ class PixelBatch(NamedTuple):
         images: The images, of one size in training.
         labels: The class of each pixel; whole label maps as they are stored, in evaluation.
         indices: The indices of the images in the source.
+        broken: The indices of those that another image replaces, as they could not be read.
+        windows: The sliding windows to evaluate; `None` for whole images.
     """
 
     images: list[Tensor]
     labels: list[Tensor]
     indices: list[int]
+    broken: list[int]
+    windows: Windows | None
 
 
 class PixelImages(Dataset[Any]):
@@ -45,6 +50,8 @@ class PixelImages(Dataset[Any]):
         source: The images.
         transform: From the pixels and labels of an image to what a model gets.
         seed: The seed of random crops; `None` if they are not random.
+        config: The configuration.
+        facts: Which images they are: the split, and how they are evaluated.
     """
 
     def __init__(
@@ -52,20 +59,34 @@ class PixelImages(Dataset[Any]):
         source: LabelledPixels,
         transform: Callable[[Pixels, Labels], tuple[Tensor, Labels]],
         seed: int | None,
+        config: SegmenterConfig,
+        facts: Mapping[str, Any],
     ) -> None:
         self.source = source
         self.transform = transform
         self.seed = seed
+        self.config, self.facts = config, facts
+        self.notes: tuple[str, ...] = ()
+        self.windows = windows_of(config) if facts.get("sliding") else None
         self.cached: dict[int, tuple[Pixels, Labels]] = {}
 
-    def __getitem__(self, sample: Sample) -> Item:
-        pixels, labels = self.read(sample.image)
-        if self.seed is None:
-            return *self.transform(pixels, labels), sample.image
-        with seeded(self.seed, sample.epoch, sample.position):
-            return *self.transform(pixels, labels), sample.image
+    def __str__(self) -> str:
+        sliding = ", sliding windows" if self.facts.get("sliding") else ""
+        scale = self.facts.get("scale", 1.0)
+        sized = f" at {scale:g} times the size" if scale != 1 else ""
+        return f"{self.config.data}, {self.facts['split']}{sized}{sliding}"
 
-    def read(self, index: int) -> tuple[Pixels, Labels]:
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, sample: Sample) -> Item:
+        pair, is_broken = read_or_next(self._read, sample.image, len(self.source))
+        if self.seed is None:
+            return *self.transform(*pair), sample.image, is_broken
+        with seeded(self.seed, sample.epoch, sample.position):
+            return *self.transform(*pair), sample.image, is_broken
+
+    def _read(self, index: int) -> tuple[Pixels, Labels]:
         """Returns an image and its label map as they are stored."""
         if index in self.cached:
             return self.cached[index]
@@ -75,11 +96,11 @@ class PixelImages(Dataset[Any]):
             self.cached[index] = pair
         return pair
 
-    @staticmethod
-    def collate(items: Sequence[Item]) -> PixelBatch:
+    def collate(self, items: Sequence[Item]) -> PixelBatch:
         """Returns a batch; images in it may differ in size."""
-        images, labels, indices = (list(column) for column in zip(*items, strict=True))
-        return PixelBatch(images, labels, indices)
+        images, labels, indices, broken = (list(column) for column in zip(*items, strict=True))
+        lost = [index for index, is_lost in zip(indices, broken, strict=True) if is_lost]
+        return PixelBatch(images, labels, indices, lost, self.windows)
 
 
 class RandomCrops:
@@ -121,17 +142,23 @@ class WholeImages:
 
     Args:
         config: The size of images.
-        scale: How much larger they are than in training.
+        condition: How much larger they are than in training, or the size of their middle to take.
     """
 
-    def __init__(self, config: SegmenterConfig, scale: float = 1.0) -> None:
-        self.short_side, self.scale = config.short_side, scale
+    def __init__(self, config: SegmenterConfig, condition: Condition = AS_TRAINED) -> None:
+        self.short_side, self.condition = config.short_side, condition
         self.normalize = Normalize(config)
 
     def __call__(self, pixels: Pixels, labels: Labels) -> tuple[Tensor, Labels]:
         """Returns an image, resized and normalized, and its label map."""
-        size = resized(pixels.shape[-2:], self.short_side, self.scale)
-        return self.normalize(_F.resize(pixels, list(size), antialias=True)), labels
+        size = resized(pixels.shape[-2:], self.short_side, self.condition.scale)
+        image = self.normalize(_F.resize(pixels, list(size), antialias=True))
+        if self.condition.size is None:
+            return image, labels
+        middle = list(self.condition.size)
+        scaled = _F.resize(tv_tensors.Mask(labels[None]), list(size)).as_subclass(Tensor)
+        padded = _F.center_crop(scaled + 1, middle) - 1  # so that padding is 255, which is ignored
+        return _F.center_crop(image, middle), padded[0]
 
 
 class Normalize:

@@ -4,7 +4,6 @@ from torch import nn
 
 from irpe.extras import require
 from irpe.tasks.segment.config import TRANSFORMERS_MODELS, SegmenterConfig
-from irpe.train.weights import Weights
 
 
 def build_segmenter(config: SegmenterConfig, is_filled: bool = True) -> nn.Module:
@@ -22,8 +21,3 @@ def build_segmenter(config: SegmenterConfig, is_filled: bool = True) -> nn.Modul
     from irpe.tasks.segment.timm_segmenter import build_timm_segmenter
 
     return build_timm_segmenter(config, is_filled)
-
-
-def build_for(config: SegmenterConfig, weights: Weights) -> nn.Module:
-    """Returns the model of a run, not yet filled with its weights."""
-    return build_segmenter(config, is_filled=False)

@@ -1,154 +1,159 @@
-"""Segmentation as a task of the training loop: its data, its loss and its score."""
+"""Segmentation: images with label maps, a segmenter, cross-entropy by pixel, mIoU."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from accelerate import Accelerator
+from PIL import Image
 from torch import Tensor, nn
-from torchvision.transforms.v2.functional import center_crop
+from torch.nn import functional
 
+from irpe.core.colours import class_colours
 from irpe.errors import UserError
-from irpe.progress import NO_PROGRESS, Progress
-from irpe.tasks.segment.config import BACKBONE, HEADS, TRANSFORMERS_MODELS, SegmenterConfig
+from irpe.progress import Listener, silent
+from irpe.tasks.segment.config import SegmenterConfig
 from irpe.tasks.segment.crops import PixelBatch, PixelImages, RandomCrops, WholeImages
+from irpe.tasks.segment.labels.listing import IGNORED
 from irpe.tasks.segment.labels.source import LabelledPixels, open_pixels
 from irpe.tasks.segment.loss import count_pixels, pixel_loss
 from irpe.tasks.segment.model import build_segmenter
-from irpe.tasks.segment.scores import PixelScore, evaluate
-from irpe.tasks.segment.windows import windows_of
-from irpe.train.config import EMBEDDED
+from irpe.tasks.segment.scores import MEASURES, ClassCounts, count_classes, score_pixels
+from irpe.tasks.segment.windows import class_scores
+from irpe.train.config import EMBEDDED, RunConfig
+from irpe.train.drawing import beside
 from irpe.train.optim import encoder_groups
+from irpe.train.score import Measure, Score
+from irpe.train.task import AS_TRAINED, Condition, Images, Split
 from irpe.train.weights import Weights
 
+_GREY = (90, 90, 90)  # of pixels without a class
+_LARGEST = 16.0  # times the size in training
 
-@dataclass
+
+class LabelMap(NamedTuple):
+    """What a model says of an image.
+
+    Args:
+        counts: Its pixels, by true and predicted class.
+        size: Its rows and columns.
+        packed: The predicted classes, compressed: there may be thousands of images.
+    """
+
+    counts: ClassCounts
+    size: tuple[int, int]
+    packed: bytes
+
+    @property
+    def labels(self) -> Any:
+        """The class of each pixel."""
+        return np.frombuffer(zlib.decompress(self.packed), np.uint8).reshape(self.size)
+
+
 class SegmentationTask:
     """Predicting the class of each pixel.
 
     Args:
-        config: The configuration, with the classes of the data.
-        train: The images to train on.
-        val: The images to evaluate on.
-        weights: Those of the checkpoint that the run resumes from, if there is one.
+        config: The configuration.
+        weights: Those that the model is built for, in place of the initial ones.
     """
 
-    config: SegmenterConfig
-    train: LabelledPixels
-    val: LabelledPixels
-    weights: Weights | None = None
+    Config: ClassVar[type[RunConfig]] = SegmenterConfig
+    measures: ClassVar[tuple[Measure, ...]] = MEASURES
+    takes: ClassVar[tuple[str, ...]] = ("size", "scale", "windows")
+    eval_batch: ClassVar[int] = 8
 
-    def __post_init__(self) -> None:
-        self.config = self.config.replace(classes=tuple(self.train.classes))
-        self.images = PixelImages(self.train, RandomCrops(self.config), self.config.seed)
-        self.val_images = PixelImages(self.val, WholeImages(self.config), None)
+    def __init__(self, config: SegmenterConfig, weights: Weights | None = None) -> None:
+        self.config, self.weights = config, weights
+        self.sources: dict[str, LabelledPixels] = {}
 
-    @property
-    def model_name(self) -> str:
-        """The model's name, its arguments, and its head or its backbone."""
-        arguments = {**self.config.model_args}
-        backbone = arguments.pop(BACKBONE, None)
-        words = [self.config.model, *_in_words(arguments)]
-        if backbone is not None:
-            sizes = {name: value for name, value in backbone.items() if name != "model_type"}
-            words += ["over", backbone["model_type"], *_in_words(sizes)]
-        elif self.config.model not in TRANSFORMERS_MODELS:
-            words.append(f"with a head that is {self.config.head or HEADS[0]}")
-        return " ".join(words)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Nothing about the data needs to be said."""
-        return ()
-
-    def check_micro_batch(self, size: int) -> None:
-        """Raises an error if upernet cannot normalize over the images of a forward pass."""
-        if size < 2 and self.config.model == "upernet":
+    def open(
+        self, split: Split, condition: Condition | None = AS_TRAINED, listen: Listener = silent
+    ) -> PixelImages:
+        """Returns the images of a split; opening those to train on fills in the classes."""
+        name = self.config.train_split if split == "train" else self.config.val_split
+        if name not in self.sources:
+            self.sources[name] = self._read(name, listen)
+        source, config = self.sources[name], self.config
+        config.check_classes(source.classes)
+        if not config.classes:
+            self.config = config = config.replace(classes=tuple(source.classes))
+        if condition is None:
+            return PixelImages(source, RandomCrops(config), config.seed, config, {"split": name})
+        condition.check(self)
+        if not 0 < condition.scale <= _LARGEST:
             raise UserError(
-                f"{size} image per forward pass and device: upernet averages each image to one "
-                "pixel and normalizes it over the images, choose 2 or more"
+                f"scale = {condition.scale} must be greater than 0, and at most {_LARGEST:g}"
             )
+        sliding = config.sliding if condition.windows is None else condition.windows
+        facts = {"split": name, "scale": condition.scale, "sliding": sliding}
+        return PixelImages(source, WholeImages(config, condition), None, config, facts)
 
-    def build(self) -> nn.Module:
-        """Returns the model at its start."""
+    def _read(self, split: str, listen: Listener) -> LabelledPixels:
+        config = self.config
+        if config.data == EMBEDDED:
+            raise UserError("--data is missing: a folder of images with label maps")
+        names = config.ignore_label, config.class_names, config.classes
+        source = open_pixels(config.data, split, *names, config.holdout, listen)
+        return source.first(config.limit) if config.limit else source
+
+    def build(self, size: tuple[int, int] | None = None) -> nn.Module:
+        """Returns the model at its start, which takes images of any size."""
         return build_segmenter(self.config, is_filled=self.weights is None)
 
-    def training_module(self, model: nn.Module) -> nn.Module:
-        """Returns the model itself: its output is what the loss needs."""
-        return model
-
-    def optimizer_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Returns the parameters with the learning rates of tables, positions and all else."""
         return encoder_groups(model, self.config, self.config.absolute_lr)
 
-    def normalizer(self, batches: list[PixelBatch], accelerator: Accelerator) -> float:
-        """Returns the pixels with a class in the step, over all processes, per micro-batch."""
+    def losses(
+        self, model: nn.Module, batches: Sequence[PixelBatch], accelerator: Accelerator
+    ) -> Iterator[Tensor]:
+        """Yields the loss of each micro-batch, divided by the pixels of the step with a class."""
         own = sum(count_pixels(batch.labels) for batch in batches)
         counted = torch.tensor(own, dtype=torch.float64, device=accelerator.device)
         total: Any = accelerator.reduce(counted, "sum")
-        return max(float(total), 1.0) / (len(batches) * accelerator.num_processes)
+        normalizer = max(float(total), 1.0) / (len(batches) * accelerator.num_processes)
+        for batch in batches:
+            both = batch.images, batch.labels
+            images, labels = (torch.stack(each).to(accelerator.device) for each in both)
+            yield pixel_loss(model(images), labels, normalizer)
 
-    def loss(
-        self, module: nn.Module, batch: PixelBatch, normalizer: float, device: torch.device
-    ) -> Tensor:
-        """Returns the loss of a micro-batch."""
-        images, labels = (torch.stack(each).to(device) for each in (batch.images, batch.labels))
-        return pixel_loss(module(images), labels, normalizer)
+    def predict(self, model: nn.Module, batch: PixelBatch, device: torch.device) -> list[LabelMap]:
+        """Returns the class of each pixel, in the size of the label maps.
 
-    def broken(self, batch: PixelBatch) -> list[int]:
-        """Returns nothing: an image that cannot be read is an error."""
-        return []
+        Images of one size share a forward pass.
+        """
+        images = batch.images
+        is_one_size = len({image.shape for image in images}) == 1
+        stacks = [torch.stack(images)] if is_one_size else [image[None] for image in images]
+        scores = [s for x in stacks for s in class_scores(model, x.to(device), batch.windows)]
+        count, found = len(self.config.classes), list[LabelMap]()
+        for of_image, labels in zip(scores, batch.labels, strict=True):
+            size = (labels.shape[0], labels.shape[1])
+            if of_image.shape[-2:] != labels.shape:
+                of_image = functional.interpolate(of_image[None], size=size, mode="bilinear")[0]
+            predicted = of_image.argmax(0).to(torch.uint8).cpu()
+            counts = count_classes(labels, predicted, count)
+            found.append(LabelMap(counts, size, zlib.compress(predicted.numpy().tobytes(), 1)))
+        return found
 
-    def check_broken(self, broken: set[int]) -> None:
-        """Has nothing to check."""
+    def score(self, images: Images, predictions: Mapping[int, LabelMap]) -> Score:
+        """Returns mIoU and accuracies."""
+        return score_pixels([each.counts for each in predictions.values()], self.config.classes)
 
-    def files(self, batch: PixelBatch) -> list[str]:
-        """Returns where a batch's images come from."""
-        return [self.train.filename(index) for index in batch.indices]
-
-    def evaluate(self, model: nn.Module, accelerator: Accelerator) -> PixelScore:
-        """Returns the score of a model on the validation images."""
-        windows, workers = windows_of(self.config), self.config.workers
-        return evaluate(model, self.val_images, accelerator, windows, workers=workers)
-
-    def model_inputs(self, batch: PixelBatch, device: torch.device) -> dict[str, Tensor]:
-        """Returns what a model is called with, by name: the middle of some validation images."""
-        size = [self.config.crop_height, self.config.crop_width]
-        return {"images": torch.stack([center_crop(x, size) for x in batch.images]).to(device)}
-
-
-def _in_words(arguments: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={value}" for name, value in arguments.items()]
-
-
-def open_task(
-    config: SegmenterConfig, progress: Progress = NO_PROGRESS, weights: Weights | None = None
-) -> SegmentationTask:
-    """Returns the task of a configuration, with the data that it names.
-
-    Args:
-        config: The configuration.
-        progress: Is told how the check of the label maps goes.
-        weights: Those of the checkpoint that the run resumes from, in place of the initial ones.
-    """
-    train = open_split(config, config.train_split, progress)
-    config = config.replace(classes=tuple(train.classes))
-    return SegmentationTask(config, train, open_split(config, config.val_split, progress), weights)
-
-
-def open_split(
-    config: SegmenterConfig, split: str, progress: Progress = NO_PROGRESS
-) -> LabelledPixels:
-    """Returns the images of a split of a configuration's data.
-
-    Args:
-        config: The configuration, with the classes if they are known.
-        split: The split.
-        progress: Is told how the check of the label maps goes.
-    """
-    if config.data == EMBEDDED:
-        raise UserError("data is missing: a folder of images with label maps")
-    names = config.ignore_label, config.class_names, config.classes
-    source = open_pixels(config.data, split, *names, config.holdout, progress)
-    return source.first(config.limit) if config.limit else source
+    def draw(
+        self,
+        images: Images,
+        index: int,
+        prediction: LabelMap,
+        threshold: float | None = None,
+    ) -> Any:
+        """Returns an image beside its true and its predicted classes; without one: grey."""
+        image, truth = images.source.read(index)
+        palette = np.full((256, 3), _GREY, np.uint8)
+        palette[: len(self.config.classes)] = class_colours(len(self.config.classes))
+        predicted = np.where(truth == IGNORED, IGNORED, prediction.labels)
+        maps = [Image.fromarray(palette[labels]) for labels in (truth, predicted)]
+        return beside([image, *maps], ["image", "truth", "prediction"])

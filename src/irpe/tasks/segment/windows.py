@@ -33,10 +33,8 @@ class Windows:
         return [*range(0, last, self.stride[axis]), last]
 
 
-def windows_of(config: SegmenterConfig) -> Windows | None:
-    """Returns the sliding windows of a configuration; `None` where it evaluates whole images."""
-    if not config.sliding:
-        return None
+def windows_of(config: SegmenterConfig) -> Windows:
+    """Returns the sliding windows of a configuration: as large as a crop in training."""
     size = config.crop_height, config.crop_width
     rows, columns = (config.stride or max(1, round(2 * side / 3)) for side in size)
     return Windows(size, (rows, columns))

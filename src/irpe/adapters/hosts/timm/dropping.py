@@ -7,9 +7,16 @@ import torch
 from timm.layers.patch_dropout import PatchDropout, PatchDropoutWithIndices
 from torch import Tensor, nn
 
-from irpe.adapters.grids import SOURCE, CarryMark, MeasuredGrid, read_mark, source_of
+from irpe.adapters.grids import (
+    SOURCE,
+    CarryMark,
+    MeasuredGrid,
+    read_mark,
+    source_of,
+    without_sample,
+)
 from irpe.adapters.swaps import Swap, add_hook, set_attribute, set_class
-from irpe.core.positions import Grid, Points, Positions, Subset
+from irpe.core.positions import AugmentedGrid, Grid, Points, Positions, Subset
 
 
 class RPEPatchDropout(PatchDropout):
@@ -66,9 +73,13 @@ def _drop(
     kept = index[:, dropout.num_prefix_tokens :, 0] - dropout.num_prefix_tokens
     source: Any = source_of(dropout)
     grid = read_mark(x) or source.of_attention(x)
-    places = Subset(Grid(grid), kept) if isinstance(grid, tuple) else _kept_points(grid, kept)
+    whole = without_sample(grid)
+    places = Subset(Grid(whole), kept) if isinstance(whole, tuple) else _kept_points(whole, kept)
     positions = Positions(places, None, dropout.num_prefix_tokens)
-    source.mark_positions(tokens, positions)
+    if isinstance(grid, AugmentedGrid):
+        source.mark_positions(tokens, AugmentedGrid(positions, grid.sample))
+    else:
+        source.mark_positions(tokens, positions)
     return tokens, kept
 
 

@@ -21,7 +21,7 @@ from irpe.adapters.grids import (
     SOURCE,
     CarryMark,
     Embedded,
-    InputGrid,
+    Measured,
     MeasuredGrid,
     source_of,
 )
@@ -205,7 +205,7 @@ def measure_patches(call: Embedded) -> tuple[int, ...]:
     return tuple(embedding.grid_size)
 
 
-def _measure_shapes(call: Embedded) -> InputGrid:
+def _measure_shapes(call: Embedded) -> Measured:
     """Returns the grid of images, or the coordinates of patches; the host masks the padding."""
     coordinates = call.keywords.get("patch_coord")
     if coordinates is None:

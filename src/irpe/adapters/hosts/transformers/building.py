@@ -25,8 +25,10 @@ STATE_ATTRIBUTES = {
 }  # fmt: skip
 
 
-# Around the model type of a saved configuration: errors and warnings of stock classes show it.
-_MODEL_TYPE, _REMEDY = "irpe_", ": load it with irpe.load_equipped"
+# Around these values of a saved configuration: AutoModel refuses the first, all stock classes the
+# second, and their errors show what they refuse.
+_REFUSED = ("model_type", "dtype")
+_MARK, _REMEDY = "irpe_", ": load it with irpe.load_equipped"
 
 
 def write_config(model: Any, calls: list[dict[str, Any]]) -> list[Swap]:
@@ -38,8 +40,8 @@ def write_config(model: Any, calls: list[dict[str, Any]]) -> list[Swap]:
 class SavePretrained:
     """Replaces the method `save_pretrained` of an equipped model.
 
-    What it writes is not for stock classes, which would drop the tables: `config.json` names a
-    model type that AutoModel refuses, and that other classes warn of. Tensors keep the names that
+    What it writes is not for stock classes, which would drop the tables: `config.json` has values
+    that they refuse, with our remedy in them. Tensors keep the names that
     they have in the model, not those of earlier releases of transformers: `Trainer` loads its
     checkpoints by these, and would skip what has another name.
 
@@ -64,11 +66,12 @@ class SavePretrained:
 
 @cache
 def _equipped_config_class(stock_class: Any) -> Any:
-    """Returns a subclass of a configuration that is written with our model type."""
+    """Returns a subclass of a configuration, written with values that stock classes refuse."""
 
     def to_json_string(self: Any, *args: Any, **kwargs: Any) -> str:
         values = json.loads(stock_class.to_json_string(self, *args, **kwargs))
-        values["model_type"] = f"{_MODEL_TYPE}{stock_class.model_type}{_REMEDY}"
+        values["model_type"] = stock_class.model_type
+        values |= {name: f"{_MARK}{values.get(name)}{_REMEDY}" for name in _REFUSED}
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
     names = ("__doc__", "__module__", "__qualname__")
@@ -105,8 +108,10 @@ def read_config(path: Path) -> dict[str, Any]:
         raise UserError(
             f"{file} names no encoding: load the model with from_pretrained, then irpe.equip it"
         )
-    if isinstance(config.get("model_type"), str):
-        config["model_type"] = config["model_type"].removeprefix(_MODEL_TYPE).removesuffix(_REMEDY)
+    for key in _REFUSED:
+        if isinstance(value := config.get(key), str):
+            own = value.removeprefix(_MARK).removesuffix(_REMEDY)
+            config[key] = None if own == "None" else own
     host = {"library": "transformers", "arguments": {"class": name, "config": config}}
     return {"equipment": calls, "host": host}
 

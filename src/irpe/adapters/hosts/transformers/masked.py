@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from irpe.adapters.equipped import Equipment
-from irpe.adapters.grids import Embedded, InputGrid, Measure, MeasuredGrid, source_of
+from irpe.adapters.grids import Embedded, Measure, Measured, MeasuredGrid, source_of
 from irpe.adapters.host import Plan
 from irpe.adapters.hosts.transformers.attention_interface import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
@@ -27,7 +27,7 @@ def _image_grid(call: Embedded) -> tuple[int, ...]:
     return tuple(size // patch for size, patch in sizes)
 
 
-def _kept_of_image(call: Embedded) -> InputGrid:
+def _kept_of_image(call: Embedded) -> Measured:
     """Returns which patches ViTMAE keeps: the first in the order that it restores later."""
     tokens, _, restore = call.output
     kept = restore.argsort(1)[:, : tokens.shape[1] - 1]
@@ -54,7 +54,7 @@ def _video_mask(call: Embedded) -> Tensor | None:
     return mask
 
 
-def _kept_of_video(call: Embedded) -> InputGrid:
+def _kept_of_video(call: Embedded) -> Measured:
     """Returns which patches of a video are not masked, in their order."""
     mask, grid = _video_mask(call), _video_grid(call)
     if mask is None:
@@ -63,7 +63,7 @@ def _kept_of_video(call: Embedded) -> InputGrid:
     return Positions(Subset(Grid(grid), order[:, : call.output.shape[1]]))
 
 
-def _all_of_video(call: Embedded) -> InputGrid:
+def _all_of_video(call: Embedded) -> Measured:
     """Returns all patches of a video as the decoder gets them: those that are masked come last."""
     mask, grid = _video_mask(call), _video_grid(call)
     if mask is None:

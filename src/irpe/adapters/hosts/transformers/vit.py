@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from irpe.adapters.equipped import Equipment
-from irpe.adapters.grids import Embedded, InputGrid, MeasuredGrid, measured_map, source_of
+from irpe.adapters.grids import Embedded, Measured, MeasuredGrid, measured_map, source_of
 from irpe.adapters.host import Plan, Row, change_absolute
 from irpe.adapters.hosts.transformers.attention_interface import (
     IN_WINDOWS,
@@ -195,7 +195,7 @@ def _source(
     return measured_map(vit, path, num_tokens, own, call.grid)
 
 
-def _measure_shapes(call: Embedded) -> InputGrid:
+def _measure_shapes(call: Embedded) -> Measured:
     """Returns where the patches of images of several shapes are; the host masks the padding.
 
     Images of one shape without padding are on a grid, whose maps are made once.
@@ -208,7 +208,7 @@ def _measure_shapes(call: Embedded) -> InputGrid:
     return Positions(Points(Points.of_grids(shapes, count).coordinates))
 
 
-def _measure_window(call: Embedded, side: int, is_square: bool) -> InputGrid:
+def _measure_window(call: Embedded, side: int, is_square: bool) -> Measured:
     """Returns the grid of one window of an image.
 
     Args:

@@ -11,6 +11,7 @@ from jaxtyping import Integer
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+LARGEST_TILE = 64  # tokens in a tile, of queries or of keys
 _PAIRS_AT_ONCE = 2**22  # bounds the 64-bit indices that exist while lists are made
 
 
@@ -33,7 +34,8 @@ class PackedIds:
     The rows of all maps are counted through, as in the joined tables.
 
     Args:
-        ids: The packed ids; one image if all of them share it.
+        ids: The packed ids; one image if all of them share it. In memory they
+            go on to whole tiles, with zeros, so that no kernel asks where they end.
         bits: How many bits each map has.
         rows: The number of rows of each map.
         sources: Of which tensors they were made.
@@ -84,17 +86,19 @@ def _is_of(source: Any, ids: Tensor) -> bool:
 
 
 def _pack(ids: Sequence[Tensor], rows: Sequence[int]) -> Integer[Tensor, "batch query key"]:
-    if len(ids) == 1:  # a view would hold the ids, whose end the dictionary waits for
-        return (ids[0] if ids[0].ndim == 3 else ids[0].unsqueeze(0)).clone().contiguous()
-    bits, start = bits_of_maps(rows), 0
-    dtype = torch.int16 if len(ids) * bits <= 16 else torch.int32
-    total: Tensor | None = None
-    for index, (of_map, count) in enumerate(zip(ids, rows, strict=True)):
-        shifted = (of_map.int() + start) << (index * bits)
-        total = shifted if total is None else total | shifted
-        start += count
-    assert total is not None
-    return (total if total.ndim == 3 else total.unsqueeze(0)).to(dtype).contiguous()
+    bits, start, total = bits_of_maps(rows), 0, torch.zeros((), dtype=torch.int32)
+    if len(ids) == 1:
+        total, dtype = ids[0], ids[0].dtype
+    else:
+        dtype = torch.int16 if len(ids) * bits <= 16 else torch.int32
+        for index, (of_map, count) in enumerate(zip(ids, rows, strict=True)):
+            total = total.to(of_map.device) | (of_map.int() + start) << (index * bits)
+            start += count
+    total = total if total.ndim == 3 else total.unsqueeze(0)
+    batch, *sizes = total.shape
+    whole = [math.ceil(size / LARGEST_TILE) * LARGEST_TILE for size in sizes]
+    padded = torch.zeros(batch, *whole, dtype=dtype, device=total.device)
+    return padded[:, : sizes[0], : sizes[1]].copy_(total)
 
 
 def _find_rows(packed: PackedIds, queries: int, keys: int) -> TileRows:

@@ -153,9 +153,9 @@ class Launch:
         if call.seed is not None:
             dropout = tiles.Dropout(int(call.seed), call.dropout_p)
         return tiles.Pairs(
-            tiles.Ids(ids, ids.stride(0) if ids.shape[0] > 1 else 0), by_query, by_key,
-            _mask(call.mask), dropout, call.scale, call.q.shape[1], call.q.shape[2],
-            call.k.shape[2],
+            tiles.Ids(ids, ids.stride(0) if ids.shape[0] > 1 else 0, ids.stride(1)),
+            by_query, by_key, _mask(call.mask), dropout, call.scale,
+            call.q.shape[1], call.q.shape[2], call.k.shape[2],
         )  # fmt: skip
 
     def _present(self, kernel: str, sums: Tensor | None) -> tiles.Present | None:

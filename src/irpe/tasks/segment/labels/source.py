@@ -10,11 +10,11 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from irpe.errors import MissingFileError, UserError
-from irpe.progress import NO_PROGRESS, Progress, track
+from irpe.progress import Listener, silent, tracked
 from irpe.tasks.segment.labels import ade20k, cityscapes, folders, pascal
 from irpe.tasks.segment.labels.listing import IGNORED, UNKNOWN, LabelListing, Pair
 from irpe.train.image_files import UNREADABLE, BrokenImageError, check_regular, convert_mode
-from irpe.train.image_lists import held_out_indices, read_lines
+from irpe.train.image_lists import read_lines
 
 LabelMap = UInt8[np.ndarray, "rows columns"]
 _SHOWN = 5  # label values in an error
@@ -55,11 +55,6 @@ class LabelledPixels:
         """Returns the first images only, all where there are fewer."""
         return self._subset(range(min(count, len(self))))
 
-    def hold_out(self, fraction: float) -> "tuple[LabelledPixels, LabelledPixels]":
-        """Returns the images to train on and a fraction that is held out, always the same."""
-        train, held_out = held_out_indices(len(self), fraction)
-        return self._subset(train), self._subset(held_out)
-
     def _subset(self, indices: Sequence[int]) -> "LabelledPixels":
         pairs = [self.listing.pairs[index] for index in indices]
         return LabelledPixels(replace(self.listing, pairs=pairs))
@@ -72,7 +67,7 @@ def open_pixels(
     class_names: str | None = None,
     classes: Sequence[str] = (),
     holdout: float = 0.0,
-    progress: Progress = NO_PROGRESS,
+    listen: Listener = silent,
 ) -> LabelledPixels:
     """Returns the images of a split with their label maps.
 
@@ -88,7 +83,7 @@ def open_pixels(
             values.
         classes: The classes that are known already; none: those of the file, or of the data.
         holdout: The fraction that is held out as "val" in Pascal VOC's layout without lists.
-        progress: Is told how the check goes.
+        listen: Hears how the check goes.
     """
     folder = Path(data)
     if not folder.is_dir():
@@ -114,7 +109,7 @@ def open_pixels(
         ),
         "own": (
             folders.find_splits(folder),
-            lambda s: _list_own(folder, s, names, ignore_label, not classes, progress),
+            lambda s: _list_own(folder, s, names, ignore_label, not classes, listen),
         ),
     }
     for name, (splits, list_split) in layouts.items():
@@ -158,11 +153,11 @@ def _list_own(
     names: Sequence[str],
     ignore_label: int,
     is_first: bool,
-    progress: Progress,
+    listen: Listener,
 ) -> LabelListing:
     """Returns the listing of a split in the library's own layout, whose label maps are checked."""
     pairs = folders.list_pairs(folder, split)
-    found = _scan(pairs, progress)
+    found = _scan(pairs, listen)
     own = [value for value in found if value != ignore_label]
     if is_first and names and ignore_label < len(names):  # the file names every label value
         names = [name for value, name in enumerate(names) if value != ignore_label]
@@ -176,10 +171,10 @@ def _list_own(
     return listing
 
 
-def _scan(pairs: Sequence[Pair], progress: Progress) -> dict[int, Pair]:
+def _scan(pairs: Sequence[Pair], listen: Listener) -> dict[int, Pair]:
     """Returns the label values that occur, each with the first files that have it."""
     found: dict[int, Pair] = {}
-    for pair in track(progress, pairs, len(pairs), "checking label maps"):
+    for pair in tracked(listen, pairs, len(pairs), "checking label maps"):
         values = _read_values(pair.labels, {})
         _check_sizes(pair, _read(pair.image, lambda image: image.size), values)
         for value in np.unique(values).tolist():

@@ -74,7 +74,7 @@ def query_kernel(
             q_tile, tl.trans(k_tile), pairs, b, h, i[:, None], j[None, :], ids,
             NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
         )  # fmt: skip
-        a = tl.exp(e - largest[:, None]) * inverse[:, None]
+        a = tl.exp2(e - largest[:, None]) * inverse[:, None]
         da = weight_gradients(
             g_tile, v_tile, pairs, b, h, i[:, None], j[None, :], ids, of_values,
             NUM_MAPS, BITS, PRECISION,
@@ -130,7 +130,7 @@ def key_kernel(
             NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
         )  # fmt: skip
         largest, inverse = load_softmax(softmax, of_query, is_query)
-        a = tl.exp(e - largest[None, :]) * inverse[None, :]
+        a = tl.exp2(e - largest[None, :]) * inverse[None, :]
         g_tile = load_tokens(g, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
         dropped = drop(a, pairs, b, h, i[None, :], j[:, None])
         dv_tile = tl.dot(narrow(dropped, q, WIDE), g_tile, dv_tile, input_precision=PRECISION)
@@ -191,7 +191,7 @@ def mask_kernel(
                 NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
             )  # fmt: skip
             largest, inverse = load_softmax(softmax, of_query, is_query)
-            a = tl.exp(e - largest[:, None]) * inverse[:, None]
+            a = tl.exp2(e - largest[:, None]) * inverse[:, None]
             g_tile = load_tokens(g, b, h, i[:, None], d[None, :], pairs.queries, DIM, WIDE)
             v_tile = load_tokens(v, b, h, j[None, :], d[:, None], pairs.keys, DIM, WIDE)
             da = weight_gradients(

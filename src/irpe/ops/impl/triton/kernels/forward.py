@@ -45,8 +45,8 @@ def forward_kernel(
         )  # fmt: skip
         larger = tl.maximum(largest, tl.max(e, 1))
         reference = tl.where(larger == float("-inf"), 0.0, larger)
-        a = tl.exp(e - reference[:, None])
-        before = tl.exp(largest - reference)
+        a = tl.exp2(e - reference[:, None])
+        before = tl.exp2(largest - reference)
         total = total * before + tl.sum(a, 1)
         a = drop(a, pairs, b, h, i[:, None], j[None, :])
         v_tile = load_tokens(v, b, h, j[:, None], d[None, :], pairs.keys, DIM, WIDE)
@@ -91,7 +91,7 @@ def value_kernel(
             q_tile, k_tile, pairs, b, h, i[:, None], j[None, :], ids,
             NUM_MAPS, BITS, IS_ADDITIVE, PRECISION,
         )  # fmt: skip
-        a = tl.exp(e - largest[:, None]) * inverse[:, None]
+        a = tl.exp2(e - largest[:, None]) * inverse[:, None]
         a = drop(a, pairs, b, h, i[:, None], j[None, :])
         add_bucket_sums(
             sums, b, h, i, pairs.queries, a, ids, present, block * tiles + tile, NUM_MAPS, BITS, 1

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 class Tokens(NamedTuple):
     """A tensor (batch, heads, tokens, dim) with its strides."""
@@ -49,10 +51,11 @@ class Mask(NamedTuple):
 
 
 class Ids(NamedTuple):
-    """The packed bucket ids (batch, queries, keys), with the stride of the batch."""
+    """The packed bucket ids (batch, queries, keys), padded to whole tiles, with their strides."""
 
     pointer: Any
     batch: Any
+    query: Any
 
 
 class Present(NamedTuple):
@@ -72,7 +75,7 @@ class Dropout(NamedTuple):
 
 
 class Softmax(NamedTuple):
-    """For each query the largest score, and one over the sum of exp(score - largest).
+    """For each query the largest score, and one over the sum of 2^(score - largest).
 
     Their log-sum-exp would do, but not beside a mask of the lowest number, which absorbs the sum.
     Where no key is left they are infinity and 0, so that all weights are 0.
@@ -147,10 +150,9 @@ def store_rounded(out, rest, b, h, i, d, count, tile, like, DIM: tl.constexpr, W
 
 @triton.jit
 def load_ids(pairs, b, i, j):
-    """Loads the packed ids of a tile; beyond the last query or key they repeat."""
-    i, j = tl.minimum(i, pairs.queries - 1), tl.minimum(j, pairs.keys - 1)
+    """Loads the packed ids of a tile; beyond the last query or key they are 0."""
     start = pairs.ids.pointer + tl.cast(b, tl.int64) * pairs.ids.batch
-    return tl.load(start + (i * pairs.keys + j)).to(tl.int32)
+    return tl.load(start + (i * pairs.ids.query + j)).to(tl.int32)
 
 
 @triton.jit
@@ -190,20 +192,25 @@ def scores(
     left, right, pairs, b, h, i, j, ids,
     NUM_MAPS: tl.constexpr, BITS: tl.constexpr, IS_ADDITIVE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Returns the scaled scores e_ij of a tile under the mask (Eq. 13); -inf beyond the last key.
+    """Returns the scores e_ij / ln 2 of a tile under the mask (Eq. 13); -inf beyond the last key.
+
+    Their powers of 2 are those of e: a GPU has an instruction for powers of 2, which needs no more
+    care for small results, while e^x takes four more instructions for each pair.
 
     The tile is the product of left and right: of q and k transposed, or of k and q transposed.
     """
     shape: tl.constexpr = [left.shape[0], right.shape[1]]
     e = position_scores(pairs, b, h, i, j, ids, shape, NUM_MAPS, BITS)
-    e = tl.dot(left, right, e, input_precision=PRECISION) * pairs.scale
+    e = tl.dot(left, right, e, input_precision=PRECISION) * (pairs.scale * LOG2_E)
     if pairs.mask is not None:
         offset = tl.minimum(j, pairs.keys - 1) * pairs.mask.key
         if pairs.mask.query is not None:
             offset += tl.minimum(i, pairs.queries - 1) * pairs.mask.query
         found = tl.load(head_of(pairs.mask, b, h) + offset)
         if IS_ADDITIVE:
-            e += found.to(tl.float32)
+            found = found.to(tl.float32)
+            wide = found * LOG2_E  # the lowest number, which is not -inf, stays what it is
+            e += tl.where(wide == float("-inf"), found, wide)
         else:
             e = tl.where(found != 0, e, float("-inf"))
     return tl.where(j < pairs.keys, e, float("-inf"))
