@@ -16,8 +16,7 @@ from torch import nn
 import irpe
 from irpe.adapters.equipped import equipped_attentions, table_names
 from irpe.adapters.hosts import full_name
-from irpe.adapters.hosts.timm import REFUSED
-from irpe.adapters.refusals import is_attention
+from irpe.adapters.refusals import REFUSED, is_attention
 
 from .page import TimmRow
 from .resizing import try_resize

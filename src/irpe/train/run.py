@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from irpe.errors import MissingFileError, UserError, UserFileError
 from irpe.files import free_name, to_safetensors, write_bytes, write_text
-from irpe.train.config import RUN_FILE, RunConfig
+from irpe.train.config import RUN_FILE, RunConfig, make_task, parse_config
 from irpe.train.locks import lock_run
-from irpe.train.tasks import make_task, parse_config
 
 if TYPE_CHECKING:
     from torch import nn

@@ -12,7 +12,6 @@ from irpe.adapters.hosts.timm import sizes as sizes
 from irpe.adapters.hosts.timm.building import build_model as build_model
 from irpe.adapters.hosts.timm.building import describe_model as describe_model
 from irpe.adapters.hosts.timm.families import ON_TOKENS, WITH_ABSOLUTE
-from irpe.adapters.hosts.timm.refusals import REFUSED as REFUSED
 from irpe.adapters.hosts.timm.rows import ROWS, size_of
 
 

@@ -15,8 +15,7 @@ from irpe.adapters.hosts.transformers.building import describe_model as describe
 from irpe.adapters.hosts.transformers.building import read_config as read_config
 from irpe.adapters.hosts.transformers.building import read_tensors as read_tensors
 from irpe.adapters.hosts.transformers.building import write_config
-from irpe.adapters.hosts.transformers.refusals import REFUSED as REFUSED
-from irpe.adapters.hosts.transformers.refusals import refuse_cross_attention
+from irpe.adapters.refusals import check_refused
 
 try:
     from irpe.adapters.hosts.transformers import detr, masked, pooled, sam, swin, vit
@@ -38,7 +37,7 @@ def find_attentions(model: nn.Module, call: Equipment) -> Plan:
         for family in _FAMILIES:
             family.add_sites(found, name, module, call)
     if not found.sites:
-        refuse_cross_attention(model)
+        check_refused(model)
     if isinstance(model, PreTrainedModel):
         found.record = partial(write_config, model)
     return found
