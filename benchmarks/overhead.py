@@ -5,6 +5,8 @@ python -m benchmarks.overhead    # CPU time of one thread, ratios of medians in 
 - One attention without gradients, (1, 2, 50, 24), K: relative to the same encoding by hand, in four
   lines of PyTorch (product with the table, gather, `scaled_dot_product_attention` with it as mask).
 - A training step of the model of `irpe ablate`, K and QKV: relative to the model without encoding.
+- An equipped vit_tiny_patch16_224 at 64 x 64, one image without gradients: relative to the plain
+  model. Other hosts of its size: microseconds an attention that they cost above it.
 """
 
 import argparse
@@ -13,6 +15,7 @@ from pathlib import Path
 import timm
 import torch
 import torch.nn.functional as F  # noqa: N812
+import transformers
 
 import irpe
 from benchmarks.implementations import repeated
@@ -27,6 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     results = {"one attention": one_attention(arguments.rounds)}
     results["training step"] = training_step(arguments.rounds)
+    results["inference"], results["us an attention above the first"] = inference(arguments.rounds)
     for what, found in results.items():
         print(what, *(f"{name} {value:.2f}" for name, value in found.items()), sep="  ")
     write_report(arguments.output, results)
@@ -76,6 +80,47 @@ def training_step(rounds: int) -> dict[str, float]:
     times = interleaved_medians({n: repeated(r, 3) for n, r in runs.items()}, rounds)
     plain = times["without"]["cpu"]
     return {name: round(times[name]["cpu"] / plain, 3) for name in runs}
+
+
+SIDE, DEPTH, WIDTH = 64, 12, 192  # of vit_tiny_patch16_224, but for the size of the image
+OF_TIMM = {"img_size": SIDE, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": 3}
+OF_TRANSFORMERS = {
+    "image_size": SIDE, "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 3,
+    "intermediate_size": 4 * WIDTH,
+}  # fmt: skip
+HOSTS = {
+    name: lambda name=name: timm.create_model(name, **OF_TIMM)
+    for name in (
+        "vit_tiny_patch16_224",
+        "vit_small_patch16_dinov3",
+        "vit_small_patch16_rope_mixed_224",
+        "beit_base_patch16_224",
+        "vit_relpos_small_patch16_224",
+    )
+} | {
+    "ViTModel": lambda: transformers.ViTModel(transformers.ViTConfig(**OF_TRANSFORMERS)),
+    "DINOv3ViTModel": lambda: transformers.DINOv3ViTModel(
+        transformers.DINOv3ViTConfig(**OF_TRANSFORMERS)
+    ),
+}
+
+
+def inference(rounds: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns what equipped models cost: the first as a ratio, others by attention above it."""
+    runs, x = {}, torch.randn(1, 3, SIDE, SIDE)
+    for name, make in HOSTS.items():
+        for kind in ("plain", "equipped"):
+            model = make().eval()
+            if kind == "equipped":
+                irpe.equip(model, "product-contextual-k")
+            runs[name, kind] = lambda model=model: model(x)
+    with torch.inference_mode():
+        found = interleaved_medians({n: repeated(r, 5) for n, r in runs.items()}, rounds)
+    times = {name: found[name]["cpu"] / 5 for name in runs}
+    costs = {n: (times[n, "equipped"] - times[n, "plain"]) / DEPTH * 1e6 for n in HOSTS}
+    first, *others = HOSTS
+    ratio = times[first, "equipped"] / times[first, "plain"]
+    return {first: round(ratio, 3)}, {n: round(costs[n] - costs[first], 1) for n in others}
 
 
 def parse_arguments() -> argparse.Namespace:

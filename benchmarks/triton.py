@@ -139,7 +139,11 @@ def make_call(variant: dict[str, Any]) -> Callable[[], object]:
         "boolean": torch.ones(1, 1, tokens, tokens, dtype=torch.bool),
         "learned": leaf(1, heads, tokens, tokens),
     }[variant["mask"]]
-    rotated = {"table_q": q * 1, "table_k": k * 1} if variant["rotated"] else {}
+    rotated: dict[str, torch.Tensor] = {}
+    if variant["rotated"] and "key_tables" in tables:
+        rotated["table_q"] = q * 1
+    if variant["rotated"] and "query_tables" in tables:
+        rotated["table_k"] = k * 1
 
     def step() -> object:
         return irpe.rpe_attention(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from irpe.adapters.equip import equip, unequip
     from irpe.adapters.hosts.registered import register_host
     from irpe.adapters.parameter_groups import parameter_groups, scale_table_rates
+    from irpe.adapters.resize import resize
     from irpe.adapters.saving import load_equipped, save_equipped
     from irpe.adapters.summary import summary
     from irpe.adapters.supported import supported
@@ -63,6 +64,7 @@ __all__ = [
     "prepare",
     "recalibrate",
     "register_host",
+    "resize",
     "rpe_attention",
     "rpe_attention_weights",
     "rpe_scores",
@@ -77,6 +79,7 @@ _SOURCES = {
     "irpe.adapters.equip": ("equip", "unequip"),
     "irpe.adapters.hosts.registered": ("register_host",),
     "irpe.adapters.parameter_groups": ("parameter_groups", "scale_table_rates"),
+    "irpe.adapters.resize": ("resize",),
     "irpe.adapters.saving": ("load_equipped", "save_equipped"),
     "irpe.adapters.summary": ("summary",),
     "irpe.adapters.supported": ("supported",),

@@ -82,16 +82,17 @@ def did_you_mean(value: object, choices: Iterable[object], cutoff: float = 0.6) 
 _MOST_ELEMENTS = 2**35  # of one tensor: 128 GiB in float32
 
 
-def check_is_holdable(what: str, elements: int, remedy: str) -> None:
+def check_is_holdable(what: str, of: object, elements: int, remedy: str) -> None:
     """Raises an error for a tensor that no machine holds.
 
     Args:
         what: What would have these elements, in the plural.
+        of: What it belongs to, which is written out in the error alone.
         elements: How many they are.
         remedy: What to do instead.
     """
     if elements > _MOST_ELEMENTS:
         raise UserError(
-            f"{what} would have {Decimal(elements):.3g} elements, more than any machine holds: "
-            f"{remedy}"
+            f"{what} {of} would have {Decimal(elements):.3g} elements, more than any machine "
+            f"holds: {remedy}"
         )

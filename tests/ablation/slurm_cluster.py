@@ -89,7 +89,7 @@ class SlurmCluster:
         age: Seconds until the controller forgets a job that has ended.
     """
 
-    def __init__(self, folder: Path, *, has_accounting: bool, age: int = 300) -> None:
+    def __init__(self, folder: Path, *, has_accounting: bool, age: int = 36000) -> None:
         self.folder, self.has_accounting, self.age = folder, has_accounting, age
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self.stack = ExitStack()

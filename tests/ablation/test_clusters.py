@@ -6,7 +6,6 @@ missing.
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -130,7 +129,7 @@ def test_slurm(tmp_path, data, local, has_accounting):
 
 
 def test_the_command_shows_slurm_jobs_and_those_that_timed_out(tmp_path, data):
-    """`irpe ablate --cluster slurm`, ended and started again; a job that may run for a minute."""
+    """`irpe ablate --cluster slurm`, ended and started again; jobs that may run for two minutes."""
     pytest.importorskip("submitit")
     if reason := missing_parts(has_accounting=False):
         pytest.skip(reason)
@@ -139,11 +138,11 @@ def test_the_command_shows_slurm_jobs_and_those_that_timed_out(tmp_path, data):
                "--warmup-epochs", "0", "--batch-size", "8", "--seeds", "1", "--row", "K=K",
                "--row", "absolute=none,keep", "--epochs", "20000", "--set", "eval_every=20000",
                "--cluster", "slurm", "--slurm"]  # fmt: skip
-    short = [*options, "timeout_min=1,signal_delay_s=5,partition=all"]
+    short = [*options, "timeout_min=2,signal_delay_s=30,partition=all"]
     with SlurmCluster(tmp_path / "slurm", has_accounting=False):
         command = [sys.executable, "-m", "irpe", *short]
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as begun:
-            while len(list(tmp_path.glob("out/cells/*/checkpoint.pt"))) < 2:
+            while len(list(tmp_path.glob("out/cells/*/job.json"))) < 2:
                 assert begun.poll() is None, begun.stderr.read()
                 time.sleep(0.2)
             begun.send_signal(signal.SIGINT)
@@ -154,8 +153,8 @@ def test_the_command_shows_slurm_jobs_and_those_that_timed_out(tmp_path, data):
         assert again.returncode == 1
         for number in (1, 2):
             assert f"[{number}/2] " in again.stderr
-        assert again.stderr.count("--resubmit submits it again") == 2
-        assert len(re.findall("TIMEOUT|timed-out", again.stderr)) == 2, again.stderr
+        assert again.stderr.count("--resubmit submits it again") >= 2
+        assert again.stderr.count("it timed out or was preempted, and saved itself") >= 2
         seen = [position(path) for path in tmp_path.glob("out/cells/*/checkpoint.pt")]
         assert all(step > (0, 0) for step in seen)
 

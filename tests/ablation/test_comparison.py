@@ -85,6 +85,16 @@ def test_a_report_is_data(ended):
         report.compare("V", "K")
 
 
+def test_results_hold_what_became_of_each_image(ended):
+    _, report, _ = ended
+    (_, _), (row, _) = (row["seeds"] for row in report.as_json()["rows"])
+    for shift, (top1, images) in enumerate(zip(row["top1"], row["images"], strict=True)):
+        assert len(images) == 20
+        assert top1 == pytest.approx(100 * images.count("1") / 20)
+        values = report.rows[1].results[0].score(shift).values
+        assert [100.0 * int(each) for each in images] == list(values)
+
+
 def test_a_report_shows_itself_in_a_notebook(ended):
     _, report, _ = ended
     texts = {text.get_text() for text in report.figure().findobj(Text)}

@@ -5,7 +5,7 @@ import pytest
 import timm
 import torch
 import transformers
-from adapters.hosts.library_models import make_swin as make_swin_of_transformers
+from adapters.hosts.table import make_swin as make_swin_of_transformers
 from adapters.small_models import (
     gradients,
     images,

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from adapters.hosts.library_models import equipped, make_detr, make_dinov2, predict
+from adapters.hosts.table import equipped, make_detr, make_dinov2, predict
 from adapters.small_models import images, make_vit, perturb
 from timm.layers import Attention, set_reentrant_ckpt
 from timm.layers.patch_embed import PatchEmbed

@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from adapters.hosts.timm.families import make_on_tokens
+from adapters.hosts.table import make_on_tokens
 from adapters.small_models import images, make_vit
 
 import irpe
@@ -38,13 +38,23 @@ def test_equip_of_twelve_blocks():
     assert calls.total() <= 600, calls.most_common(20)
 
 
+def test_an_equipped_attention():
+    model, x = irpe.equip(make_vit(depth=2), "product-contextual-k"), torch.randn(2, 17, 32)
+    attention = model.blocks[0].attn
+    model(images())
+    for run in (lambda: attention(x), torch.inference_mode()(lambda: attention(x))):
+        run()
+        calls = calls_of(run)
+        assert calls.total() <= 70, calls.most_common(20)
+
+
 def test_an_answered_attention():
     """The adapters alone: what an encoding costs is not theirs."""
     rotary = make_on_tokens("vit_small_patch16_dinov3")
-    for most, model in ((27, make_vit(depth=2)), (37, rotary)):
+    for most, model in ((15, make_vit(depth=2)), (21, rotary)):
         irpe.equip(model, "product-contextual-k")
         x = images(*model.patch_embed.img_size)
         with torch.inference_mode():
             model(x)
             calls = calls_of(lambda model=model, x=x: model(x), "adapters/")
-        assert calls.total() <= most * len(model.blocks) + 6, calls.most_common(20)
+        assert calls.total() <= most * len(model.blocks) + 12, calls.most_common(20)

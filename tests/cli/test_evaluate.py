@@ -7,7 +7,7 @@ import pytest
 import timm
 import torch
 import transformers
-from adapters.hosts.library_models import make_dinov2, make_swin, make_torchvision_vit, make_vit
+from adapters.hosts.table import make_dinov2, make_swin, make_torchvision_vit, make_vit
 from adapters.small_models import make_encoder
 from cli.terminal import irpe as command
 from PIL import Image

@@ -134,6 +134,7 @@ for command in json.loads(sys.argv[1]):
             found[command] = "0"
         except SystemExit as end:
             found[command] = str(end.code or 0)
+    found[f"{command}: before that"] = out.getvalue()
     heavy = [name for name in ("torch", "timm", "accelerate", "matplotlib") if name in sys.modules]
     if heavy:
         sys.exit(f"{command} imports {', '.join(heavy)}")
@@ -148,7 +149,7 @@ def test_what_is_wrong_at_sight_is_told_before_anything_slow_is_imported(tmp_pat
     asked = start("-c", ASK, json.dumps(WITHOUT_TORCH), cwd=tmp_path, text=True, stdout=PIPE)
     told = json.loads(asked.communicate()[0])
     assert asked.returncode == 0
-    assert "comparing none, absolute, " in told["ablate --data nowhere"]  # the header comes first
+    assert "comparing none, absolute, " in told["ablate --data nowhere: before that"]
     assert "seeds = 0" in told["ablate --seeds 0"]
     assert "needs --cluster slurm" in told["ablate --slurm partition=gpu"]
     assert "ablation.json" in told["ablate nowhere"]

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 import torch
-from adapters.hosts.library_models import make_detr
+from adapters.hosts.table import make_detr
 from adapters.hosts.transformers.test_towers import make_siglip2
 from finetuning.small import (
     equipped,

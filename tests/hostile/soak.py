@@ -29,7 +29,7 @@ from train import little, scenes  # noqa: E402
 
 from irpe.cli.main import main as main_of_irpe  # noqa: E402
 from irpe.progress import silent  # noqa: E402
-from irpe.train.tasks import make_task  # noqa: E402
+from irpe.train.config import make_task  # noqa: E402
 
 DISK_BYTES = 320 << 20  # twice the checkpoint of the detector, and more
 BOUND = 300.0  # seconds in which a run ends that was asked to, on a machine with other work

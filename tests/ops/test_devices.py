@@ -15,7 +15,6 @@ from irpe import bucket_maps
 from irpe.ops.checks import check_call
 from irpe.ops.impl.fast.passes import FastPasses
 from irpe.ops.impl.fast.slices import bounds_of, keeps_weights, make_slices
-from irpe.ops.impl.triton.operator import TritonPasses
 
 CUDA = torch.device("cuda:0")
 
@@ -64,11 +63,7 @@ def training_step(passes, spec, shape, **arguments):
     with mode:
         call = make_call(mode, spec, shape, **arguments)
     with mode, Count() as count:
-        out, kept = (
-            passes.fake_forward(call, True)
-            if isinstance(passes, TritonPasses)  # its kernels do not run on fake tensors
-            else passes.forward(call, keeps_weights(call))
-        )
+        out, kept = passes.forward(call, keeps_weights(call))
         gradients = passes.backward(call, torch.empty_like(out), kept, False)
     results = [out, *gradients[:3], *gradients.tables]
     assert all(x.device == CUDA for x in results)

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 COMMAND = "python -m tests.sweep"
 HOW = f"""Made by `{COMMAND}`: a model is built on the meta device and equipped with
 `product-contextual-k`. One of each kind that is not too large is then run with random weights: zero
-tables must leave its output as it is, random tables must change it ("run"). The same by families:
-[supported models](supported-models.md).
+tables must leave its output as it is, random tables must change it ("run"). "Resized" is the size
+that `irpe.resize` then set it to, for which it ran, and from which it went back with every tensor
+as before; or why not. The same by families: [supported models](supported-models.md).
 """
 MEANINGS = {
     "equipped": "These attentions have an encoding.",
@@ -17,35 +18,46 @@ MEANINGS = {
     "not built": "The library itself could not build the class from its defaults.",
 }
 
-TimmRow = tuple[str, str, int, str, str]  # class, attentions, number of models, verdict, sentence
-OtherRow = tuple[str, str, str, str]  # class, model type, verdict, sentence
+# class, attentions, number of models, verdict, size that it was resized to, sentence
+TimmRow = tuple[str, str, int, str, str, str]
+OtherRow = tuple[str, str, str, str, str]  # class, model type, verdict, resized, sentence
 
 
 def render_timm(rows: Iterable[TimmRow]) -> str:
     """Returns the page of timm's models."""
     models = Counter[str]()
     tables: dict[str, list[Sequence[object]]] = {}
-    for kind, attentions, count, verdict, sentence in rows:
+    tried: list[str] = []
+    for kind, attentions, count, verdict, resized, sentence in rows:
         models[verdict] += count
         names = re.sub(r"\w+\.", "", attentions)
-        tables.setdefault(verdict, []).append((kind, names, count, reason_of(sentence)))
-    title = f"# timm {version('timm')}\n\nModels with attention: {counted(models)}.\n"
-    return "\n".join([title, HOW, *sections(tables, ("class", "attentions", "models", ""))])
+        tables.setdefault(verdict, []).append((kind, names, count, resized, reason_of(sentence)))
+        tried.append(resized)
+    title = f"# timm {version('timm')}\n\nModels with attention: {counted(models)}. {done(tried)}\n"
+    heads = ("class", "attentions", "models", "resized", "")
+    return "\n".join([title, HOW, *sections(tables, heads)])
 
 
 def render_transformers(rows: Iterable[OtherRow]) -> str:
     """Returns the page of transformers' classes, a row for those of one type with one reason."""
     classes = Counter[str]()
-    kinds: dict[tuple[str, str, str], list[str]] = {}
-    for kind, model_type, verdict, sentence in rows:
+    kinds: dict[tuple[str, str, str, str], list[str]] = {}
+    for kind, model_type, verdict, resized, sentence in rows:
         classes[verdict] += 1
-        kinds.setdefault((verdict, model_type, reason_of(sentence)), []).append(kind)
+        kinds.setdefault((verdict, model_type, resized, reason_of(sentence)), []).append(kind)
     tables: dict[str, list[Sequence[object]]] = {}
-    for (verdict, model_type, reason), names in kinds.items():
-        tables.setdefault(verdict, []).append((model_type, ", ".join(names), reason))
+    for (verdict, model_type, resized, reason), names in kinds.items():
+        tables.setdefault(verdict, []).append((model_type, ", ".join(names), resized, reason))
     title = f"# transformers {version('transformers')}\n"
-    count = f"Classes that take images: {counted(classes)}.\n"
-    return "\n".join([title, count, HOW, *sections(tables, ("model type", "classes", ""))])
+    count = f"Classes that take images: {counted(classes)}. {done([key[2] for key in kinds])}\n"
+    heads = ("model type", "classes", "resized", "")
+    return "\n".join([title, count, HOW, *sections(tables, heads)])
+
+
+def done(resized: Sequence[str]) -> str:
+    """Returns how many of the rows that were run were resized."""
+    tried = [each for each in resized if each]
+    return f"Resized: {sum('not:' not in each for each in tried)} of {len(tried)} rows that ran."
 
 
 def sections(tables: dict[str, list[Sequence[object]]], heads: Sequence[str]) -> list[str]:

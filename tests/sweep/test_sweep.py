@@ -25,14 +25,19 @@ SENTENCE = f"E cannot be equipped: {REASON}. Supported are others. docs/how-to/e
 
 
 def test_the_pages_count_models_and_classes():
-    timm_rows = [("a.A", "b.B", 3, "equipped", "B"), ("a.C", "b.D", 2, "refused", "x | y")]
+    timm_rows = [
+        ("a.A", "b.B", 3, "equipped", "96 x 32", "B"),
+        ("a.C", "b.D", 2, "refused", "", "x | y"),
+    ]
     text = page.render_timm(timm_rows)
     assert "Models with attention: 3 equipped, 2 refused." in text
-    assert "| a.C | D | 2 | x \\| y |" in text
+    assert "Resized: 1 of 1 rows that ran." in text
+    assert "| a.A | B | 3 | 96 x 32 | B |" in text
+    assert "| a.C | D | 2 |  | x \\| y |" in text
     assert text.index("## Equipped") < text.index("| a.A |") < text.index("## Refused")
-    text = page.render_transformers([(name, "e", "refused", SENTENCE) for name in "EF"])
+    text = page.render_transformers([(name, "e", "refused", "", SENTENCE) for name in "EF"])
     assert "Classes that take images: 2 refused." in text
-    assert "| e | E, F | its attention is EAttention |" in text
+    assert "| e | E, F |  | its attention is EAttention |" in text
 
 
 @pytest.mark.slow
@@ -40,6 +45,13 @@ def test_a_part_of_timm():
     rows = timm_models.rows([*EQUIPPED, *REFUSED])
     assert {name for row in rows if row.verdict == "equipped" for name in row.names} == {*EQUIPPED}
     assert all(row.sentence.endswith(" run") for row in rows if row.verdict == "equipped")
+    resized = {row.model.partition(".")[0]: row.resized for row in rows if row.resized}
+    assert resized == {
+        "vision_transformer": "224 x 160",
+        "eva": "320 x 256",
+        "maxxvit": "?",
+        "twins": "288 x 224",
+    }
 
 
 @pytest.mark.slow
@@ -54,7 +66,7 @@ def test_every_stock_vit_and_swin_of_timm_is_equipped():
 def test_a_part_of_transformers(monkeypatch):
     names = ["ViTModel", "CLIPVisionModel", "ResNetModel"]
     monkeypatch.setattr(transformers_models, "names_of_classes", lambda: names)
-    found = {name: verdict for name, _, verdict, _ in transformers_models.verdicts()}
+    found = {name: verdict for name, _, verdict, *_ in transformers_models.verdicts()}
     assert found == {
         "ViTModel": "equipped",
         "CLIPVisionModel": "equipped",

@@ -16,8 +16,10 @@ from torch import nn
 import irpe
 from irpe.adapters.equipped import equipped_attentions, table_names
 from irpe.adapters.hosts import full_name
-from irpe.adapters.hosts.timm import REFUSED
-from irpe.adapters.refusals import is_attention
+from irpe.adapters.refusals import REFUSED, is_attention
+
+from .page import TimmRow
+from .resizing import try_resize
 
 SPEC = "product-contextual-k"
 MOST_PARAMETERS = 60_000_000  # of a model that is run
@@ -33,6 +35,7 @@ class Row:
         verdict: equipped, refused or not built.
         sentence: What is equipped, or the reason.
         names: The models, by size.
+        resized: The size that one of them was resized to, or why not; empty if none was run.
     """
 
     model: str
@@ -40,6 +43,7 @@ class Row:
     verdict: str
     sentence: str
     names: dict[str, int] = field(default_factory=dict[str, int])
+    resized: str = ""
 
 
 def rows(names: Iterable[str] | None = None, run: bool = True) -> list[Row]:
@@ -54,14 +58,16 @@ def rows(names: Iterable[str] | None = None, run: bool = True) -> list[Row]:
                 found.setdefault(key, row).names[name] = size
         for row in found.values():
             if run and row.verdict == "equipped":
-                row.sentence = f"{row.sentence}; {try_out(row)}"
+                done, row.resized = try_out(row)
+                row.sentence = f"{row.sentence}; {done}"
     return sorted(found.values(), key=lambda row: (row.model, row.attentions))
 
 
-def verdicts() -> Iterator[tuple[str, str, int, str, str]]:
-    """Yields class, attentions, number of models, verdict and a sentence for each row."""
+def verdicts() -> Iterator[TimmRow]:
+    """Yields the rows of the page."""
     for row in rows():
-        yield row.model, ", ".join(row.attentions), len(row.names), row.verdict, row.sentence
+        attentions, count = ", ".join(row.attentions), len(row.names)
+        yield row.model, attentions, count, row.verdict, row.resized, row.sentence
 
 
 def judge(name: str) -> tuple[Row | None, int]:
@@ -109,11 +115,11 @@ def short_name(kind: type) -> str:
     return full_name(kind).removeprefix("timm.").removeprefix("models.").removeprefix("layers.")
 
 
-def try_out(row: Row) -> str:
-    """Returns what the smallest model of a row does with zero and with random tables."""
+def try_out(row: Row) -> tuple[str, str]:
+    """Returns what the smallest model of a row does with tables, and whether it can be resized."""
     name, size = min(row.names.items(), key=lambda item: item[1])
     if size > MOST_PARAMETERS:
-        return f"{name} not run, it has {size / 1e6:.0f} million parameters"
+        return f"{name} not run, it has {size / 1e6:.0f} million parameters", ""
     torch.manual_seed(0)
     model = timm.create_model(name).eval()
     for parameter in model.parameters():
@@ -130,4 +136,4 @@ def try_out(row: Row) -> str:
         raise AssertionError(f"{name}: zero tables change the output")
     if torch.allclose(changed, same, rtol=1e-6, atol=1e-6 * scale):
         raise AssertionError(f"{name}: random tables do not change the output")
-    return f"{name} run"
+    return f"{name} run", try_resize(model, image.shape[-2:])

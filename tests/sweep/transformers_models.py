@@ -20,18 +20,21 @@ from transformers.models.auto import modeling_auto
 import irpe
 from irpe.adapters.equipped import equipped_attentions, table_names
 
+from .page import OtherRow
+from .resizing import try_resize
+
 SPEC = "product-contextual-k"
 FEW = 2  # layers
 MOST_PARAMETERS = 100_000_000  # of a part that is run
-TRIED: dict[tuple[type, str], str] = {}
+TRIED: dict[tuple[type, str], tuple[str, str]] = {}
 DEPTHS = {
     "num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "depth", "n_layers",
     "num_encoder_layers", "num_decoder_layers", "text_layers", "n_layer",
 }  # fmt: skip
 
 
-def verdicts() -> Iterator[tuple[str, str, str, str]]:
-    """Yields class, model type, verdict (equipped, refused, not built) and a sentence for each."""
+def verdicts() -> Iterator[OtherRow]:
+    """Yields the rows of the page."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -65,20 +68,22 @@ def takes_images(kind: object) -> bool:
     return "pixel_values" in inspect.signature(kind.forward).parameters
 
 
-def judge(kind: type[PreTrainedModel]) -> tuple[str, str]:
-    """Returns the verdict on a class and a sentence."""
+def judge(kind: type[PreTrainedModel]) -> tuple[str, str, str]:
+    """Returns the verdict on a class, whether it can be resized, and a sentence."""
     try:
         model = build(kind)
     except Exception as error:  # whatever a configuration lacks
-        return "not built", first_line(error)
+        return "not built", "", first_line(error)
     try:
         irpe.equip(model, SPEC)
     except ValueError as error:
-        return "refused", str(error).partition(". Supported are")[0]
+        return "refused", "", str(error).partition(". Supported are")[0]
     attentions = equipped_attentions(model)
     classes = sorted({type(each).__base__.__name__ for each in attentions.values()})
     parts = [try_out(type(part), part.config) for part in parts_of(model)]
-    return "equipped", f"{', '.join(classes)}; {'; '.join(dict.fromkeys(parts))}"
+    done = "; ".join(dict.fromkeys(done for done, _ in parts))
+    resized = "; ".join(dict.fromkeys(resized for _, resized in parts if resized))
+    return "equipped", resized, f"{', '.join(classes)}; {done}"
 
 
 def build(kind: type[PreTrainedModel]) -> PreTrainedModel:
@@ -121,21 +126,21 @@ def parts_of(model: PreTrainedModel) -> list[PreTrainedModel]:
     ]
 
 
-def try_out(kind: type[PreTrainedModel], config: PreTrainedConfig) -> str:
-    """Returns what a part does before and after its tables are filled, in a clause."""
+def try_out(kind: type[PreTrainedModel], config: PreTrainedConfig) -> tuple[str, str]:
+    """Returns what a part does with tables, in a clause, and whether it can be resized."""
     key = (kind, config.to_json_string(use_diff=False))
     if key not in TRIED:
         TRIED[key] = _try_out(kind, copy.deepcopy(config))
     return TRIED[key]
 
 
-def _try_out(kind: type[PreTrainedModel], config: PreTrainedConfig) -> str:
+def _try_out(kind: type[PreTrainedModel], config: PreTrainedConfig) -> tuple[str, str]:
     if hasattr(config, "irpe"):
         del config.irpe
     with torch.device("meta"):
         count = sum(p.numel() for p in kind(config).parameters())
     if count > MOST_PARAMETERS:
-        return f"{kind.__name__} not run, as it has {count / 1e6:.0f} million parameters"
+        return f"{kind.__name__} not run, as it has {count / 1e6:.0f} million parameters", ""
     try:
         torch.manual_seed(0)
         model = kind(config).eval()
@@ -143,7 +148,7 @@ def _try_out(kind: type[PreTrainedModel], config: PreTrainedConfig) -> str:
         image = torch.randn(1, *image_shape(config))
         plain = outputs(model, image)
     except Exception as error:
-        return f"{kind.__name__} not run: {first_line(error)}"
+        return f"{kind.__name__} not run: {first_line(error)}", ""
     irpe.equip(model, SPEC)
     same = outputs(model, image)
     fill({name: model.get_parameter(name) for name in table_names(model)}, 1.0)
@@ -153,7 +158,8 @@ def _try_out(kind: type[PreTrainedModel], config: PreTrainedConfig) -> str:
     if torch.allclose(changed, same, rtol=1e-6, atol=0):
         raise AssertionError(f"{kind.__name__}: random tables do not change the output")
     grids = {str(each.grid) for each in irpe.summary(model).attentions}
-    return f"{kind.__name__} on a grid of {', '.join(sorted(grids))}"
+    done = f"{kind.__name__} on a grid of {', '.join(sorted(grids))}"
+    return done, try_resize(model, image.shape[-2:])
 
 
 def fill(parameters: dict[str, torch.Tensor], std: float) -> None:

@@ -60,7 +60,7 @@ def test_it_is_ablated_in_processes_of_their_own(tmp_path):
 def test_a_process_that_does_not_know_it_finds_it_by_its_configuration():
     code = (
         "import pickle, sys; config = pickle.load(sys.stdin.buffer)\n"
-        "from irpe.train.tasks import make_task; print(type(make_task(config)).__name__)"
+        "from irpe.train.config import make_task; print(type(make_task(config)).__name__)"
     )
     how = {"capture_output": True, "env": ENVIRONMENT, "check": True}
     done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(CONFIG), **how)

@@ -14,7 +14,7 @@ from irpe.ablation.rows import AblationRow, check_rows
 from irpe.errors import UserError
 from irpe.files import clean_name, write_text
 from irpe.progress import Listener, silent
-from irpe.train.config import RunConfig
+from irpe.train.config import RunConfig, make_task
 from irpe.train.engine import Trainer
 from irpe.train.evaluation import evaluate, measure_effect_of
 from irpe.train.image_lists import held_out_indices
@@ -23,7 +23,6 @@ from irpe.train.run import Run
 from irpe.train.sampling import Part
 from irpe.train.score import Score
 from irpe.train.task import Condition, Split, Task
-from irpe.train.tasks import make_task
 
 _RESULT = "result.json"
 

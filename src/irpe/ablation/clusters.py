@@ -2,18 +2,21 @@
 
 import json
 import math
+import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from irpe.ablation.cells import Cell, CellResult, read_result
 from irpe.ablation.executors import Work
-from irpe.ablation.worker import CellError, read_state, run_here
+from irpe.ablation.worker import CellError, CellState, read_state, run_here, write_state
 from irpe.errors import UserError
 from irpe.extras import require
 from irpe.files import write_text
+from irpe.train.signals import StoppedError
 
 _JOB = "job.json"  # the id of a cell's SLURM job
 _PATIENCE = 20  # seconds until a file that another node wrote is seen
@@ -55,7 +58,7 @@ class Slurm:
                 executor = self.submitit.SlurmExecutor(cell.directory / "slurm")
                 given = {"name": f"irpe-{cell.directory.name}", **self.parameters}
                 executor.update_parameters(**executor._convert_parameters(given))
-                job = str(executor.submit(run_here, cell).job_id)
+                job = str(executor.submit(_run_in_job, cell).job_id)
             except (ValueError, TypeError, RuntimeError, OSError) as error:
                 raise UserError(f"--slurm {_joined(self.parameters)}: {error}") from error
             write_text(path, json.dumps({"id": job}) + "\n")
@@ -70,6 +73,17 @@ class Slurm:
     def stop(self) -> str:
         """Leaves the jobs alone."""
         return "its SLURM jobs go on"
+
+
+def _run_in_job(cell: Cell) -> CellResult:
+    """Runs a cell in a SLURM job, which submitit sends SIGUSR2 when its time is nearly over."""
+    signal.signal(signal.SIGUSR2, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    try:
+        return run_here(cell)
+    except StoppedError as error:
+        failure = "it timed out or was preempted, and saved itself"
+        write_state(cell, replace(read_state(cell) or CellState(), failure=failure))
+        raise CellError(failure) from error
 
 
 @dataclass(frozen=True)

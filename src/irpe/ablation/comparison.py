@@ -28,10 +28,9 @@ from irpe.ablation.worker import read_state
 from irpe.errors import UserError, UserStateError
 from irpe.files import write_text
 from irpe.progress import Event, Listener, silent
-from irpe.train.config import RunConfig
+from irpe.train.config import RunConfig, find_task, make_task
 from irpe.train.locks import lock_run
 from irpe.train.task import AS_TRAINED
-from irpe.train.tasks import find_task, make_task
 
 _ABOUT = "about.json"  # what the report says beside the results
 
@@ -162,6 +161,10 @@ def read_report(folder: Path, *others: Path) -> AblationReport:
         >>> from pathlib import Path
         >>> report = irpe.ablation.read_report(Path("runs/ablation"))  # doctest: +SKIP
         >>> pandas.DataFrame(report.table())  # doctest: +SKIP
+        >>> irpe.ablation.read_report(Path("nowhere"))
+        Traceback (most recent call last):
+        ...
+        irpe.errors.UserError: nowhere is not the folder of an ablation: it has no ablation.json
     """
     parts = [_read_folder(each) for each in (folder, *others)]
     first = parts[0]

@@ -12,11 +12,10 @@ from irpe.ablation.cells import Cell
 from irpe.profile.count import count_macs_in, count_parameters
 from irpe.profile.measure import interleaved
 from irpe.progress import silent
-from irpe.train.config import RunConfig
+from irpe.train.config import RunConfig, make_task
 from irpe.train.processes import make_accelerator
 from irpe.train.sampling import Sample
 from irpe.train.task import Condition, Images, Task
-from irpe.train.tasks import make_task
 
 _MOST_TIMED = 64  # images in a step that is timed, on the CPU
 _QUIET = 0.1  # by how much ratios of two measurements may differ

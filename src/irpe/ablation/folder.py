@@ -103,7 +103,7 @@ def read_claim(directory: Path) -> Claim:
     content = _read(find_claim(directory))
     rows = [AblationRow(*row) for row in content.pop("rows")]
     settings = {name: value for name, value in content.items() if name not in _BESIDE}
-    from irpe.train.tasks import find_task  # here, because it brings torch
+    from irpe.train.config import find_task  # here, because it brings torch
 
     fields: dict[str, Any] = {**settings, "encoding": "none", "absolute": "keep", "seed": 0}
     config: Any = find_task(fields.pop("task")).Config

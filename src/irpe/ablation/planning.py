@@ -7,13 +7,12 @@ from irpe.ablation.costs import configs_of_rows
 from irpe.ablation.tuning import FACTORS_TEXT
 from irpe.errors import UserError
 from irpe.progress import silent
-from irpe.train.config import RunConfig
+from irpe.train.config import RunConfig, make_task
 from irpe.train.optim import build_optimizer, learns_tables
 from irpe.train.overview import describe_augmentation, describe_budget, describe_data
 from irpe.train.processes import make_accelerator
-from irpe.train.steps import plan_batches
+from irpe.train.sampling import plan_batches
 from irpe.train.task import AS_TRAINED, Task
-from irpe.train.tasks import make_task
 
 
 def check_cells(cells: Sequence[Cell], task: Task, trials: Sequence[Cell] = ()) -> dict[str, str]:

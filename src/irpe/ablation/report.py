@@ -62,6 +62,9 @@ class AblationReport:
 
     Examples:
         >>> import irpe.ablation
+        >>> report = irpe.ablation.AblationReport("An example", "laptop", [], [], {})
+        >>> report.table()
+        []
         >>> report = irpe.ablation.ablate(ablation)  # doctest: +SKIP
         >>> print(report.answer().headline)  # doctest: +SKIP
         >>> pandas.DataFrame(report.table())  # doctest: +SKIP
@@ -285,6 +288,13 @@ def effect_text(row: RowResult) -> str:
     return "" if row.effect is None else f"{row.effect:.1%}" + (" (!)" if row.is_idle else "")
 
 
+def _of_images(values: Sequence[float]) -> str | list[float]:
+    """Returns the value of each test image; right and wrong as a text of 1 and 0."""
+    if set(values) <= {0.0, 100.0}:
+        return "".join("01"[value > 0] for value in values)
+    return [round(value, 4) for value in values]
+
+
 def _row_as_json(row: RowResult) -> dict[str, Any]:
     key = row.measure.key
     return {
@@ -302,6 +312,7 @@ def _row_as_json(row: RowResult) -> dict[str, Any]:
                 **result.scores[0].details,
                 "seed": result.seed,
                 key: [score.value for score in result.scores],
+                "images": [_of_images(score.values) for score in result.scores],
                 "seconds": result.seconds,
                 "machine": dict(result.machine),
             }

@@ -17,9 +17,8 @@ import torch
 from irpe.ablation.cells import Cell, CellResult, plan_cells
 from irpe.ablation.rows import AblationRow
 from irpe.errors import UserError
-from irpe.train.config import RunConfig
+from irpe.train.config import RunConfig, make_task
 from irpe.train.optim import rate_fields
-from irpe.train.tasks import make_task
 
 FACTORS = (1.0, 5.0, 20.0)  # multiples of the model's rate
 SEEDS = 2

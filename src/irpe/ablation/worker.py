@@ -57,6 +57,12 @@ def read_state(cell: Cell) -> CellState | None:
         return None
 
 
+def write_state(cell: Cell, state: CellState) -> None:
+    """Writes how far a cell is; where the folder cannot be written, nobody learns of it."""
+    with suppress(OSError):
+        (cell.directory / STATE).write_text(json.dumps(asdict(state)))
+
+
 def run_here(cell: Cell) -> CellResult:
     """Runs a cell in this process, which does nothing else; its output goes to the cell's folder.
 
@@ -75,7 +81,7 @@ def run_here(cell: Cell) -> CellResult:
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"
-        record.write(replace(record.state, failure=reason))
+        write_state(cell, replace(record.state, failure=reason))
         raise CellError(reason) from None
 
 
@@ -166,10 +172,10 @@ class _Recorder:
     """
 
     def __init__(self, cell: Cell) -> None:
-        self.path, self.written = cell.directory / STATE, 0.0
+        self.cell, self.written = cell, 0.0
         self.began: tuple[float, int] | None = None  # when, and at which step
         self.state = CellState()
-        self.write(self.state)
+        write_state(self.cell, self.state)
 
     def __call__(self, event: Event) -> None:
         if event.work != "training":
@@ -180,11 +186,7 @@ class _Recorder:
         self.state = CellState(event.done, event.total, pace)
         if event.done == event.total or now - self.written > _PAUSE:
             self.written = now
-            self.write(self.state)
-
-    def write(self, state: CellState) -> None:
-        with suppress(OSError):
-            self.path.write_text(json.dumps(asdict(state)))
+            write_state(self.cell, self.state)
 
 
 def _serve() -> None:

@@ -43,6 +43,7 @@ Model = TypeVar("Model", bound=nn.Module)
 _CHANGES = (
     "_irpe_changes"  # the attribute of a model that holds the changes of each call of `equip`
 )
+LACKS = "_irpe_lacks"  # the attribute of a model that was built without what equipping removes
 _CHOICES = {"absolute": ("keep", "none", "sinusoid"), "builtin_bias": ("keep", "drop", "convert")}
 
 
@@ -255,9 +256,14 @@ class NoWeightDecay:
         return {*self.own(), *table_names(self.model)}
 
 
+def changes_of(model: nn.Module) -> list[list[Swap]]:
+    """Returns the changes of each call of `equip`, as far as they are known."""
+    return vars(model).get(_CHANGES, [])
+
+
 def remember_changes(model: nn.Module, changes: Sequence[list[Swap]]) -> None:
     """Keeps the changes of calls of `equip` with a model, for `unequip`."""
-    vars(model)[_CHANGES] = [*vars(model).get(_CHANGES, []), *changes]
+    vars(model)[_CHANGES] = [*changes_of(model), *changes]
 
 
 def unequip(model: nn.Module) -> dict[str, Tensor]:
@@ -280,20 +286,24 @@ def unequip(model: nn.Module) -> dict[str, Tensor]:
     calls = equipment_of(model)
     if not calls:
         raise UserError("the model has no encodings: there is nothing to unequip")
-    changes: list[list[Swap]] = vars(model).get(_CHANGES, [])
-    if len(changes) != len(calls):
+    if len(changes_of(model)) != len(calls) or vars(model).get(LACKS):
         raise UserError(
             f"this {type(model).__qualname__} was built from a saved one, which has no "
             f"{' and no '.join(removed_by(calls))} any more: unequip the model that was saved, or "
             "load it into a plain model that has them, irpe.load_equipped(path, model=plain)"
         )
     tables = {name: model.get_parameter(name).detach() for name in table_names(model)}
-    like, before = next(model.parameters()), set(model.state_dict())
-    for change in reversed(changes):
-        undo_change(change)
-    del vars(model)[_CHANGES]
-    _move_what_came_back(model, before, like)
+    undo_equipment(model)
     return tables
+
+
+def undo_equipment(model: nn.Module) -> None:
+    """Makes an equipped model what it was, or one that has what it lacks with any values."""
+    like, before = next(model.parameters()), set(model.state_dict())
+    for change in reversed(changes_of(model)):
+        undo_change(change)
+    vars(model).pop(_CHANGES, None)
+    _move_what_came_back(model, before, like)
 
 
 def removed_by(calls: Sequence[Equipment]) -> list[str]:

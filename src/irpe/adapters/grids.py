@@ -479,10 +479,12 @@ class _FollowingBlock(nn.Module):
         if tokens is None:  # also where torch.fx traces the model
             return super().forward(*args, **kwargs)
         own: _BlockOf = vars(self)[_BLOCK]
-        grid = read_mark(tokens)
-        if grid is None:
+        storage, version = _storage_of(tokens)
+        grid, marked = getattr(storage, _MARK, (None, None))
+        if grid is None or marked != version:
             grid = own.source.of_new_tokens(tokens, own.model)
-            mark(tokens, grid)
+            if storage is not None:
+                setattr(storage, _MARK, (grid, version))
         if not hasattr(_thread, "stack"):
             _thread.stack = []
         _thread.stack.append((own.source.key, grid))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from irpe.adapters.equip import apply_equipment, remember_changes, removed_by
+from irpe.adapters.equip import LACKS, apply_equipment, remember_changes, removed_by
 from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of
 from irpe.adapters.grids import LAST
 from irpe.adapters.hosts import host_named, hosts_of
@@ -53,6 +53,7 @@ _STATE_ATTRIBUTES = {
     "training", "grad_checkpointing", "_is_accelerate_prepared", "_is_torch_compile",
     EQUIPMENT,  # which a wrapper of torch.compile may have instead
     LAST,
+    LACKS,
 }  # fmt: skip
 
 
@@ -179,8 +180,9 @@ def load_equipped(path: str | os.PathLike[str], model: nn.Module | None = None) 
     except UserError:
         _undo_all(changes)
         raise
-    if is_given or not removed_by(equipment_of(model)):
-        remember_changes(model, changes)
+    remember_changes(model, changes)
+    if not is_given and removed_by(equipment_of(model)):
+        vars(model)[LACKS] = True
     _cast(model, tensors)
     model.load_state_dict(tensors)
     return model.eval()

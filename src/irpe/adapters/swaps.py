@@ -6,6 +6,7 @@ with the model, and a copy can be changed back as the model itself can.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -169,3 +170,75 @@ def put_buffer(module: nn.Module, name: str, values: torch.Tensor) -> list[Swap]
     learned = [Swap(module, "_parameters", name, Absent)] if name in module._parameters else []
     fixed = Swap(module, "_buffers", name, values)
     return [*learned, fixed, Swap(module, "_non_persistent_buffers_set", name, True)]
+
+
+class Snapshot:
+    """What is in the slots of a model and of its configurations, to go back to or to compare with.
+
+    Args:
+        model: The model.
+        changes: Changes of it, which may be undone and made again.
+    """
+
+    def __init__(self, model: nn.Module, changes: Iterable[Change] = ()) -> None:
+        self._states = [
+            (
+                owner,
+                type(owner),
+                dict(vars(owner)),
+                {name: copy(slots) for name, slots in vars(owner).items() if _has_slots(slots)},
+            )
+            for owner in (*owners_of(model), *(swap for change in changes for swap in change))
+        ]
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for owner, kind, values, inner in self._states:
+            owner.__class__ = kind
+            vars(owner).clear()
+            vars(owner).update(values)
+            for name, slots in inner.items():
+                values[name].clear()
+                values[name].update(slots)
+
+    def change(self) -> list[Swap]:
+        """Returns what has changed since in attributes and tensors; it has been made already."""
+        swaps: list[Swap] = []
+        for owner, _, values, inner in self._states:
+            now = vars(owner)
+            for name in dict.fromkeys((*values, *now)):
+                before = values.get(name, Absent)
+                if before is not now.get(name, Absent):
+                    swaps.append(Swap(owner, "__dict__", name, before))
+            for kind in _TENSOR_SLOTS & inner.keys():
+                slots: Any = inner[kind]
+                for name in dict.fromkeys((*slots, *now[kind])):
+                    if isinstance(slots, set):
+                        before = True if name in slots else Absent
+                        is_same = (name in slots) == (name in now[kind])
+                    else:
+                        before = slots.get(name, Absent)
+                        is_same = before is now[kind].get(name, Absent)
+                    if not is_same:
+                        swaps.append(Swap(owner, kind, name, before))
+        return swaps
+
+
+_TENSOR_SLOTS = {"_parameters", "_buffers", "_non_persistent_buffers_set"}
+
+
+def owners_of(model: nn.Module) -> list[Any]:
+    """Returns the modules of a model, and the configurations of transformers that they have."""
+    found: dict[int, Any] = {id(module): module for module in model.modules()}
+    waiting = list(found.values())
+    while waiting:
+        for value in vars(waiting.pop()).values():
+            is_config = type(value).__name__.endswith("Config") and hasattr(value, "__dict__")
+            if is_config and id(value) not in found:
+                found[id(value)] = value
+                waiting.append(value)
+    return list(found.values())
+
+
+def _has_slots(value: object) -> bool:
+    return isinstance(value, dict | set)

@@ -108,7 +108,8 @@ class BucketMap:
     def index(self, queries: slice | None = None) -> Integer[Tensor, "*batch query key"]:
         """Returns `compact_ids` as 64-bit integers, of all queries or of some."""
         index = self.compact_ids if self._index is None else self._index
-        return (index if queries is None else index[..., queries, :]).long()
+        index = index if queries is None else index[..., queries, :]
+        return index if self._index is not None else index.long()
 
     def to(self, device: torch.device | str) -> "BucketMap":
         """Returns the map on `device`."""

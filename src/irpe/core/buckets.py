@@ -228,12 +228,12 @@ def _map_of(ids: Tensor, num_buckets: int, positions: Positions, axis: int | Non
 
 
 def _check_pairs(pairs: int, where: str) -> None:
-    check_is_holdable(f"bucket maps on {where}", pairs, "use windows or a coarser grid")
+    check_is_holdable("bucket maps on", where, pairs, "use windows or a coarser grid")
 
 
 def _check_rows(spec: Encoding, method: str, index: Index, ndim: int) -> None:
     rows = max(METHODS[method].num_buckets(index.max_index, ndim))
-    check_is_holdable(f"tables of '{spec}'", rows, "choose a smaller index")
+    check_is_holdable("tables of", spec, rows, "choose a smaller index")
 
 
 def _build_maps(

@@ -543,11 +543,10 @@ def grid_shape(value: Grid | Sequence[int]) -> tuple[int, ...]:
     """Returns the axis lengths of a grid; sizes that a compiler traces become plain integers."""
     if isinstance(value, Grid):
         return value.shape
-    if not isinstance(value, Sequence) or isinstance(value, str):
+    kinds = set(map(type, value)) if isinstance(value, Sequence) else {str}
+    if kinds & {str, float, bool}:  # the last two are equal to integers as keys of caches
         return Grid.of(value).shape  # says what is wrong
-    if any(isinstance(size, float | bool) for size in value):  # equal to integers as keys of caches
-        return Grid.of(value).shape  # says what is wrong
-    return tuple(operator.index(size) for size in value)
+    return tuple([operator.index(size) for size in value])
 
 
 def pooled_positions(

@@ -17,7 +17,6 @@ from irpe.core.buckets import (
 from irpe.core.encodings import Encoding, attention_encoding
 from irpe.core.encodings.protocol import (
     TABLE_LISTS,
-    AttentionArguments,
     HeadSize,
     OnGrid,
     check_table_size,
@@ -29,13 +28,13 @@ from irpe.core.positions import (
     Positions,
     Sample,
     Where,
-    axes_of,
     check_tokens,
     grid_shape,
 )
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
 from irpe.ops.attention import (
+    ScoreArguments,
     explain,
     rpe_attention,
     rpe_attention_weights,
@@ -152,29 +151,15 @@ class RelativePositionEncoding(nn.Module):
         `temperature` replaces the scale: it is a factor of all scores, those of the encoding
         included.
         """
-        q, k, maps, found, table_q, table_k, scale = self._on(
-            grid, q, k, scale, table_q, table_k, temperature
+        q, k, maps, scoring, value_tables = self._on(
+            grid, q, k, attn_mask, scale, table_q, table_k, temperature
         )
-        where = grid.where if isinstance(grid, AugmentedGrid) else grid
-        if isinstance(where, Positions):
-            attn_mask = where.mask_padding(attn_mask)
         if not maps:  # a rotation alone
-            return F.scaled_dot_product_attention(q, k, v, attn_mask, dropout_p, scale=scale)
+            mask, scale = scoring.get("attn_mask"), scoring.get("scale")
+            return F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale)
+        impl = self.impl if impl is None else impl
         return rpe_attention(
-            q,
-            k,
-            v,
-            maps,
-            query_tables=found.query_tables,
-            key_tables=found.key_tables,
-            value_tables=found.value_tables,
-            bias_tables=found.bias_tables,
-            attn_mask=attn_mask,
-            dropout_p=dropout_p,
-            scale=scale,
-            table_q=table_q,
-            table_k=table_k,
-            impl=self.impl if impl is None else impl,
+            q, k, v, maps, value_tables=value_tables, dropout_p=dropout_p, impl=impl, **scoring
         )
 
     def weights(
@@ -190,75 +175,44 @@ class RelativePositionEncoding(nn.Module):
         temperature: Temperature | None = None,
     ) -> Scores:
         """Returns the attention weights a_ij; arguments as in `forward`."""
-        q, k, maps, found, table_q, table_k, scale = self._on(
-            grid, q, k, scale, table_q, table_k, temperature
+        q, k, maps, scoring, _ = self._on(
+            grid, q, k, attn_mask, scale, table_q, table_k, temperature
         )
-        where = grid.where if isinstance(grid, AugmentedGrid) else grid
-        if isinstance(where, Positions):
-            attn_mask = where.mask_padding(attn_mask)
-        return rpe_attention_weights(
-            q,
-            k,
-            maps,
-            query_tables=found.query_tables,
-            key_tables=found.key_tables,
-            bias_tables=found.bias_tables,
-            attn_mask=attn_mask,
-            scale=scale,
-            table_q=table_q,
-            table_k=table_k,
-        )
+        return rpe_attention_weights(q, k, maps, **scoring)
 
     def scores(self, q: Tokens, k: Tokens, *, grid: Where) -> Scores:
         """Returns b_ij, what the encoding adds to the scores before they are scaled.
 
         For a rotation that is the product of the rotated pair less that of the unrotated one.
         """
-        entering_q, entering_k, maps, found, table_q, table_k, _ = self._on(grid, q, k)
+        rotated_q, rotated_k, maps, scoring, _ = self._on(grid, q, k)
+        table_q, table_k = scoring.pop("table_q", None), scoring.pop("table_k", None)
         scores = rpe_scores(
-            entering_q if table_q is None else table_q,
-            entering_k if table_k is None else table_k,
+            rotated_q if table_q is None else table_q,
+            rotated_k if table_k is None else table_k,
             maps,
-            query_tables=found.query_tables,
-            key_tables=found.key_tables,
-            bias_tables=found.bias_tables,
+            query_tables=scoring.get("query_tables"),
+            key_tables=scoring.get("key_tables"),
+            bias_tables=scoring.get("bias_tables"),
         )
-        return scores + entering_q @ entering_k.mT - q @ k.mT
+        return scores + rotated_q @ rotated_k.mT - q @ k.mT
 
     def explain(self, q: Tokens, k: Tokens, v: Tokens, *, grid: Where) -> Explanation:
         """Returns which implementation a call takes, and why no other; see `irpe.explain`."""
-        q, k, maps, found, table_q, table_k, _ = self._on(grid, q, k)
+        q, k, maps, scoring, value_tables = self._on(grid, q, k)
         if not maps:
             raise UserError(
                 f"{self.spec} has no tables, so there is no choice: rotated queries and keys go to "
                 "torch.nn.functional.scaled_dot_product_attention"
             )
-        return explain(
-            q,
-            k,
-            v,
-            maps,
-            query_tables=found.query_tables,
-            key_tables=found.key_tables,
-            value_tables=found.value_tables,
-            bias_tables=found.bias_tables,
-            table_q=table_q,
-            table_k=table_k,
-        )
+        return explain(q, k, v, maps, value_tables=value_tables, **scoring)
 
     def maps(self, grid: Where, device: torch.device | str = "cpu") -> tuple[BucketMap, ...]:
         """Returns the bucket maps on a grid, or at positions; equal encodings share them."""
         grid = grid.where if isinstance(grid, AugmentedGrid) else grid
-        shape = None if isinstance(grid, Positions) else grid_shape(grid)
-        size, ndim = self.size, axes_of(grid) if shape is None else len(shape)
-        if ndim != size.ndim:
-            raise UserError(
-                f"grid {grid} has {ndim} axes but the tables were made for {size.ndim} axes: pass "
-                f"another grid, or make the encoding with ndim={ndim}"
-            )
-        if shape is not None:
-            return maps_on(self.spec, shape, size.num_prefix_tokens, device)
-        assert isinstance(grid, Positions)
+        if not isinstance(grid, Positions):
+            return self._maps_on(grid_shape(grid), device)
+        self._check_ndim(grid, grid.ndim)
         if max(grid.prefixes) != self.num_prefix_tokens:
             raise UserError(
                 f"positions with {grid.prefixes} prefix tokens for queries and keys, but the "
@@ -267,42 +221,50 @@ class RelativePositionEncoding(nn.Module):
             )
         return bucket_maps(self.spec, grid, device=device)
 
+    def _maps_on(self, shape: tuple[int, ...], device: torch.device | str) -> tuple[BucketMap, ...]:
+        if len(shape) != self.size.ndim:
+            self._check_ndim(shape, len(shape))
+        return maps_on(self.spec, shape, self.size.num_prefix_tokens, device)
+
+    def _check_ndim(self, grid: object, ndim: int) -> None:
+        if ndim != self.size.ndim:
+            raise UserError(
+                f"grid {grid} has {ndim} axes but the tables were made for {self.size.ndim} axes: "
+                f"pass another grid, or make the encoding with ndim={ndim}"
+            )
+
     def _on(
         self,
         grid: Where,
         q: Tokens,
         k: Tokens,
+        attn_mask: Mask | None = None,
         scale: float | None = None,
         table_q: Tokens | None = None,
         table_k: Tokens | None = None,
         temperature: Temperature | None = None,
-    ) -> tuple[
-        Tokens,
-        Tokens,
-        tuple[BucketMap, ...],
-        AttentionArguments,
-        Tokens | None,
-        Tokens | None,
-        float | None,
-    ]:
-        """Returns the call: q and k as they enter the dot product, maps, tables, and the rest."""
-        sample = None
+    ) -> tuple[Tokens, Tokens, tuple[BucketMap, ...], ScoreArguments, Sequence[Tensor]]:
+        """Returns q and k of the dot product, maps, what decides scores, and value tables."""
+        sample, device = None, q.device
         if self._augments or isinstance(grid, AugmentedGrid):
             grid, sample = self._split_augmented(grid)
-        maps = self.maps(grid, q.device)
         # By attribute: in the replicas of DataParallel these are tensors, not parameters.
         parameters: dict[str, Any] = {name: getattr(self, name) for name in self._others}
         for name in self._lists:
-            parameters[name] = list(getattr(self, name))
-        size, shape = self.size, ()
+            tables = getattr(self, name)
+            own = tables._parameters  # quicker than the list, which asks for each by its number
+            parameters[name] = [*(own.values() if len(own) == len(tables) else tables)]
         if isinstance(grid, Positions):
+            maps = self.maps(grid, device)
+            attn_mask = grid.mask_padding(attn_mask)
             check_tokens(grid, q, k)
             # Encodings for any positions take no notice of the grid.
             shape = (1,) * grid.ndim if grid.grid is None else grid.grid.shape
-            size = size._replace(num_prefix_tokens=int(any(grid.prefixes)))
+            size = self.size._replace(num_prefix_tokens=int(any(grid.prefixes)))
         else:
-            shape = grid_shape(grid)
-        found = self.spec.arguments_on(OnGrid(shape, size, q.device, q.dtype, sample), parameters)
+            shape, size = grid_shape(grid), self.size
+            maps = self._maps_on(shape, device)
+        found = self.spec.arguments_on(OnGrid(shape, size, device, q.dtype, sample), parameters)
         shift, rotation = found.query_shift, found.rotation
         if table_q is not None and (shift is not None or rotation is not None):
             raise UserError(
@@ -331,9 +293,16 @@ class RelativePositionEncoding(nn.Module):
                 table_k = (k if table_k is None else table_k) * factor
             biases = [x * factor[..., 0].to(x.dtype) for x in found.bias_tables]
             found = found._replace(bias_tables=biases)
-        table_q = table_q if found.key_tables else None
-        table_k = table_k if found.query_tables else None
-        return q, k, maps, found, table_q, table_k, scale
+        scoring: ScoreArguments = {
+            "query_tables": found.query_tables,
+            "key_tables": found.key_tables,
+            "bias_tables": found.bias_tables,
+            "attn_mask": attn_mask,
+            "scale": scale,
+            "table_q": table_q if found.key_tables else None,
+            "table_k": table_k if found.query_tables else None,
+        }
+        return q, k, maps, scoring, found.value_tables
 
     def _split_augmented(
         self, grid: Where

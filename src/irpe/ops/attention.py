@@ -7,22 +7,27 @@ from irpe.core.bucket_map import BucketMap
 from irpe.ops.checks import check_call, check_has_tables
 from irpe.ops.choose import Explanation, explain_choice, select
 from irpe.ops.impl import reference
-from irpe.ops.precision import accumulation_dtype, without_autocast
+from irpe.ops.precision import accumulation_dtype, autocasts, without_autocast
 from irpe.ops.shapes import Keys, Mask, ScalarTable, Scores, Tokens, VectorTable
 
 
-class CallArguments(TypedDict, total=False):
-    """The keywords of `rpe_attention`, `impl` excepted: what a call consists of."""
+class ScoreArguments(TypedDict, total=False):
+    """The keywords of `rpe_attention_weights`: what decides the scores."""
 
     query_tables: Sequence[VectorTable] | None
     key_tables: Sequence[VectorTable] | None
-    value_tables: Sequence[VectorTable] | None
     bias_tables: Sequence[ScalarTable] | None
     attn_mask: Mask | None
-    dropout_p: float
     scale: float | None
     table_q: Tokens | None
     table_k: Keys | None
+
+
+class CallArguments(ScoreArguments, total=False):
+    """The keywords of `rpe_attention`, `impl` excepted: what a call consists of."""
+
+    value_tables: Sequence[VectorTable] | None
+    dropout_p: float
 
 
 def rpe_attention(
@@ -89,6 +94,8 @@ def rpe_attention(
     )
     check_has_tables(call)
     implementation = select(call, impl)
+    if not autocasts(q):
+        return implementation.attention(call)
     with without_autocast(q):
         return implementation.attention(call)
 

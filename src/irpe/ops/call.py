@@ -55,7 +55,7 @@ class AttentionCall(NamedTuple):
     @property
     def needs_grad(self) -> bool:
         """Whether a backward pass may follow."""
-        return needs_grad(self.leaves())
+        return torch.is_grad_enabled() and needs_grad(self.leaves())
 
     @property
     def num_pairs(self) -> int:
@@ -90,9 +90,7 @@ class AttentionCall(NamedTuple):
 
 
 def needs_grad(leaves: Sequence[Tensor | None]) -> bool:
-    """Tells whether a backward pass may follow for some of these tensors."""
-    if not torch.is_grad_enabled():
-        return False
+    """Tells whether one of these tensors needs a gradient."""
     return any([x is not None and x.requires_grad for x in leaves])  # noqa: C419  quicker
 
 

@@ -42,7 +42,7 @@ def check_call(
     for bucket_map in maps:
         _check_map(bucket_map, q, keys)
     dtype = compute_dtype(q) if dtype is None else dtype
-    of_query, of_key, of_value, of_bias = (
+    of_query, of_key, of_value, of_bias = [
         () if tables is None or not len(tables) else _rows_in_use(name, tables, maps, q, dtype)
         for name, tables in (
             ("query_tables", query_tables),
@@ -50,13 +50,11 @@ def check_call(
             ("value_tables", value_tables),
             ("bias_tables", bias_tables),
         )
-    )
-    for name, tokens, kind, tables in (
-        ("table_q", table_q, "key_tables", of_key),
-        ("table_k", table_k, "query_tables", of_query),
-    ):
-        if tokens is not None and not tables:
-            raise UserError(f"{name} without {kind} changes nothing: leave {name} out")
+    ]
+    if table_q is not None and not of_key:
+        raise UserError("table_q without key_tables changes nothing: leave table_q out")
+    if table_k is not None and not of_query:
+        raise UserError("table_k without query_tables changes nothing: leave table_k out")
     if attn_mask is not None:
         _check_mask(attn_mask, (*shape[:3], keys), q)
         attn_mask = attn_mask[(None,) * (4 - attn_mask.ndim)]
@@ -112,15 +110,13 @@ def _check_tokens(
             f"k of shape {_shape(k)} does not fit q of shape {_shape(q)}: they may differ in the "
             "number of tokens alone"
         )
+    others = [("k", k, k, "k"), ("v", v, k, "k")]
+    if table_q is not None:
+        others.append(("table_q", table_q, q, "q"))
+    if table_k is not None:
+        others.append(("table_k", table_k, k, "k"))
     dtype, device = q.dtype, q.device
-    for name, other, like, of in (
-        ("k", k, k, "k"),
-        ("v", v, k, "k"),
-        ("table_q", table_q, q, "q"),
-        ("table_k", table_k, k, "k"),
-    ):
-        if other is None:
-            continue
+    for name, other, like, of in others:
         if other.shape != like.shape:
             raise UserError(
                 f"{name} of shape {_shape(other)} differs from {of} of shape {_shape(like)}: they "

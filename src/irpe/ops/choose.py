@@ -79,7 +79,7 @@ def choose(call: AttentionCall, prover: Prover = PROVER, may_prove: bool = True)
         return "plain", "a trace gets operators that it knows"
     if is_transformed():
         return "plain", "torch.func and forward-mode differentiation need plain operators"
-    if call.q.device.type == "cuda":
+    if call.q.is_cuda:
         return prover.choose(call, may_prove), _OF_A_GPU
     if native.supports(call) is None:
         return "native", _REMARKS["native"]
@@ -138,7 +138,8 @@ def select(call: AttentionCall, impl: str) -> Implementation:
     """Returns the implementation that was asked for, or raises an error that says why not."""
     if impl == "auto":
         return IMPLEMENTATIONS[choose(call)[0]]
-    check_impl(impl)
+    if impl not in IMPLEMENTATIONS:
+        check_impl(impl)  # says what is wrong
     reason = IMPLEMENTATIONS[impl].supports(call)
     if reason is not None:
         able = [name for name, other in IMPLEMENTATIONS.items() if other.supports(call) is None]

@@ -78,12 +78,11 @@ def differentiable(call: AttentionCall, passes: Passes, keeps: bool) -> Tokens:
         passes: The two passes.
         keeps: Whether the forward pass keeps what it can for the backward pass, if there is one.
     """
-    leaves = call.leaves()
-    has_gradient = needs_grad(leaves)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():  # which does not know of every tensor what it requires
         operator = getattr(torch.ops.irpe, passes.name).default
-        return operator(*_flatten(call), keeps and has_gradient)[0]
-    if not has_gradient:
+        return operator(*_flatten(call), keeps and torch.is_grad_enabled())[0]
+    leaves = call.leaves() if torch.is_grad_enabled() else ()
+    if not needs_grad(leaves):
         return passes.forward(call, False)[0]
     return _Attention.apply(passes, keeps, call, *leaves)
 

@@ -38,10 +38,10 @@ def gather(
         owner: Whose bucket it is.
         out: Where to write the result, if given.
     """
-    batch, (queries, keys) = values.shape[:-2], ids.shape[-2:]
     if owner == "query":
-        index = ids.long().expand(*batch, queries, keys)
-        return torch.gather(values, -1, index, out=out)
+        index = ids if ids.dtype == torch.int64 else ids.long()
+        return torch.gather(values, -1, index.expand(*values.shape[:-1], ids.shape[-1]), out=out)
+    batch, (queries, keys) = values.shape[:-2], ids.shape[-2:]
     flat = None if out is None else out.view(*batch, queries * keys)
     index = _flat_ids(ids, values.shape[-1], owner).expand(*batch, queries * keys)
     return torch.gather(values.flatten(-2), -1, index, out=flat).view(*batch, queries, keys)

@@ -9,15 +9,18 @@ from torch import Tensor
 
 def compute_dtype(q: Tensor) -> torch.dtype:
     """Returns the dtype that `scaled_dot_product_attention` would use, also under autocast."""
-    return torch.get_autocast_dtype(q.device.type) if _autocasts(q) else q.dtype
+    return torch.get_autocast_dtype(q.device.type) if autocasts(q) else q.dtype
 
 
 def without_autocast(q: Tensor) -> AbstractContextManager[object]:
     """Returns a context in which no operation on the device changes the dtype of its inputs."""
-    return torch.autocast(q.device.type, enabled=False) if _autocasts(q) else nullcontext()
+    return torch.autocast(q.device.type, enabled=False) if autocasts(q) else nullcontext()
 
 
-def _autocasts(q: Tensor) -> bool:
+def autocasts(q: Tensor) -> bool:
+    """Tells whether autocast would change the dtype of operations with q."""
+    if not torch._C._is_any_autocast_enabled():  # quicker than to ask for the device
+        return False
     if q.dtype == torch.float64:  # which autocast leaves alone
         return False
     device = q.device.type
@@ -26,7 +29,7 @@ def _autocasts(q: Tensor) -> bool:
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of scores and sums: at least float32."""
-    return torch.promote_types(dtype, torch.float32)
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def product_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

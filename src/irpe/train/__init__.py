@@ -11,13 +11,12 @@ if TYPE_CHECKING:
     from irpe.tasks.classify.config import ClassifierConfig
     from irpe.tasks.detect.config import DetectorConfig
     from irpe.tasks.segment.config import SegmenterConfig
-    from irpe.train.config import RunConfig
+    from irpe.train.config import RunConfig, register_task
     from irpe.train.engine import FitResult, train
     from irpe.train.evaluation import evaluate
     from irpe.train.run import Run, load_run, read_metrics
     from irpe.train.score import Measure, Score
     from irpe.train.task import Condition, Task
-    from irpe.train.tasks import register_task
 
 __all__ = [
     "ClassifierConfig", "Condition", "DetectorConfig", "FitResult", "Measure", "Run", "RunConfig",
@@ -29,12 +28,11 @@ _SOURCES = {
     "irpe.tasks.classify.config": ("ClassifierConfig",),
     "irpe.tasks.detect.config": ("DetectorConfig",),
     "irpe.tasks.segment.config": ("SegmenterConfig",),
-    "irpe.train.config": ("RunConfig",),
+    "irpe.train.config": ("RunConfig", "register_task"),
     "irpe.train.engine": ("FitResult", "train"),
     "irpe.train.evaluation": ("evaluate",),
     "irpe.train.run": ("Run", "load_run", "read_metrics"),
     "irpe.train.score": ("Measure", "Score"),
     "irpe.train.task": ("Condition", "Task"),
-    "irpe.train.tasks": ("register_task",),
 }
 __getattr__, __dir__ = lazy_names("irpe.train", _SOURCES, extra="train")

@@ -1,22 +1,28 @@
-"""The configuration of a training run: a frozen value, checked when it is made.
+"""The configuration of a training run, a frozen value, and the table of tasks.
 
 Each field becomes an option of the command line, with the help text that stands here. What only one
 task needs is in the folder of that task.
 """
 
 import dataclasses
+import importlib
 import itertools
+import json
 import os
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_type_hints
 
 from irpe import files
 from irpe.core.learning_rates import TABLE_LR
 from irpe.errors import MissingFileError, UserError, check_choice
+
+if TYPE_CHECKING:
+    from irpe.train.task import Task
+    from irpe.train.weights import Weights
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -210,7 +216,7 @@ class RunConfig:
         )
 
     def to_json(self) -> str:
-        """Returns the configuration as text that `irpe.train.tasks.parse_config` reads."""
+        """Returns the configuration as text that `irpe.train.config.parse_config` reads."""
         return files.to_json({"task": self.task, **dataclasses.asdict(self)})
 
 
@@ -292,3 +298,70 @@ def check_below_1(config: RunConfig, name: str) -> None:
     """Raises an error if a fraction is 1."""
     if getattr(config, name) == 1:
         raise UserError(f"{name} = 1 must be less than 1")
+
+
+def register_task(name: str, plug: str) -> None:
+    """Makes a task known, also in the processes of an ablation, wherever these are.
+
+    Args:
+        name: Its name, which its configuration has as `task`.
+        plug: Where its class is, as in "package.module:Class". `irpe.train.Task` says what it has.
+
+    Examples:
+        >>> import irpe.train
+        >>> irpe.train.register_task("poses", "my_project.poses:PoseTask")
+    """
+    module, colon, owner = plug.partition(":")
+    if not (module and colon and owner):
+        raise UserError(f"task {name!r}: {plug!r} is not of the form package.module:Class")
+    TASKS[name] = plug
+
+
+def find_task(name: str) -> "type[Task]":
+    """Returns the class of a task."""
+    check_choice("task", name, TASKS)
+    module, _, owner = TASKS[name].partition(":")
+    return getattr(importlib.import_module(module), owner)
+
+
+def make_task(config: RunConfig, weights: "Weights | None" = None) -> "Task":
+    """Returns the task of a configuration.
+
+    Args:
+        config: The configuration.
+        weights: Those that the model is built for, in place of the initial ones.
+    """
+    return find_task(config.task)(config, weights)
+
+
+def parse_config(text: str, path: Path = Path(RUN_FILE)) -> RunConfig:
+    """Returns the configuration that `RunConfig.to_json` wrote; what it does not name is default.
+
+    Args:
+        text: What it wrote.
+        path: Where it was read.
+    """
+    try:
+        written: dict[str, Any] = json.loads(text)
+        content = {name: value for name, value in written.items() if name != "sha256"}
+        name: Any = content.pop("task")
+        is_known = name in TASKS
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is not the configuration of a run: {error!r}") from error
+    if not is_known:
+        raise UserError(f"{path} is of the task {name!r}, not one of {', '.join(TASKS)}")
+    config = find_task(name).Config
+    unknown = sorted(set(content) - {each.name for each in dataclasses.fields(config)})
+    if unknown:
+        raise UserError(
+            f"{path} is of another release (unknown settings: {', '.join(unknown)}): read it with "
+            "that release, or train again"
+        )
+    try:
+        parsed = config(**content)
+    except ValueError as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    except TypeError as error:
+        raise UserError(f"{path} lacks a setting: {error}") from error
+    files.check_json(written, path)
+    return parsed

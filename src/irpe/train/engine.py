@@ -20,19 +20,16 @@ from torch import Tensor, nn
 from irpe.errors import NotFiniteError, UserError
 from irpe.ops.choose import PROVER
 from irpe.progress import Event, Listener, silent
-from irpe.train.config import RunConfig
+from irpe.train.config import RunConfig, make_task
 from irpe.train.evaluation import check_broken, measure_effect_of, predict_all, score_of
 from irpe.train.logs import Logs
 from irpe.train.optim import build_optimizer, build_schedule
 from irpe.train.processes import in_any_process, make_accelerator, share_buffers
 from irpe.train.run import Run
-from irpe.train.sampling import Batches, make_loader, train_sampler
+from irpe.train.sampling import Batches, make_loader, plan_batches, seed_everything, train_sampler
 from irpe.train.score import Score
-from irpe.train.seeding import seed_everything
 from irpe.train.signals import StoppedError, StopRequest, stop_requests
-from irpe.train.steps import plan_batches
 from irpe.train.task import AS_TRAINED, Images, Task
-from irpe.train.tasks import make_task
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Images as Pillow reads them: what a broken file raises, and colours."""
+"""Images as Pillow reads them: what a broken file raises, colours, and their normalization."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from irpe.errors import UserError
+from irpe.errors import UserError, did_you_mean
 
 T = TypeVar("T")
 CACHE_BYTES = 2**28  # images that take less than this together are cached in memory
@@ -98,3 +98,29 @@ def _to_8_bits(image: Any) -> UInt8[np.ndarray, "rows columns"]:
     elif "16" in image.mode or highest > 255:
         elements /= 256
     return elements.astype(np.uint8)
+
+
+def normalization(name: str, kind: str = "model") -> dict[str, list[float]]:
+    """Returns the mean and the standard deviation of each colour, whose values are 0 to 1.
+
+    Args:
+        name: timm's name of the model.
+        kind: What to call it in errors.
+    """
+    import timm
+
+    try:
+        config: Any = timm.get_pretrained_cfg(name)
+    except RuntimeError:  # no such tag
+        config = None
+    if config is None:
+        names = timm.list_pretrained() if "." in name else timm.list_models()
+        hint = _name_that_begins_with(name, names) or did_you_mean(name, names)
+        raise UserError(f"{kind} {name!r} is not one of timm's {len(names)} models{hint}")
+    return {"mean": list(config.mean), "std": list(config.std)}
+
+
+def _name_that_begins_with(text: str, names: list[str]) -> str:
+    """Returns the end of an error with the shortest name that goes on from a text, if any does."""
+    longer = [name for name in names if text and name.startswith(text)]
+    return f"; did you mean {min(longer, key=len)!r}?" if longer else ""

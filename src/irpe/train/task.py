@@ -132,7 +132,7 @@ class Task(Protocol):
 
     Examples:
         >>> import irpe.recipes
-        >>> from irpe.train.tasks import make_task
+        >>> from irpe.train.config import make_task
         >>> task = make_task(irpe.recipes.RECIPES["laptop"]())
         >>> len(task.open("val"))
         2000

@@ -22,8 +22,7 @@ from irpe.tasks.detect.views import (
     relative_boxes,
     view_size,
 )
-from irpe.train.sampling import Sample
-from irpe.train.seeding import seeded
+from irpe.train.sampling import Sample, seeded
 
 PLAIN = Views((48,), 1000, 0.0, False, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 RANDOM = replace(PLAIN, short_sides=(20, 24, 30), longest=48, flip=0.5)

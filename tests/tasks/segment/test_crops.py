@@ -7,7 +7,7 @@ from train.streets import CLASSES, COLOURS, CONFIG, VOID, make_streets
 from irpe.tasks.segment.crops import PixelImages, RandomCrops, WholeImages, resized
 from irpe.tasks.segment.labels.listing import IGNORED
 from irpe.tasks.segment.labels.source import open_pixels
-from irpe.train.normalization import normalization
+from irpe.train.image_files import normalization
 from irpe.train.sampling import Sample
 from irpe.train.task import Condition
 

@@ -13,11 +13,6 @@ from irpe.adapters.swaps import set_attribute
 from irpe.core.positions import axes_of
 from irpe.errors import UserError
 
-REFUSED = {
-    "torch.nn.modules.transformer.TransformerDecoderLayer": "attends for queries that lie on no "
-    "grid, and to another sequence",
-}
-
 
 def find_attentions(model: nn.Module, call: Equipment) -> Plan:
     """Returns the self-attentions of a model that are made of torch.nn's."""

@@ -6,7 +6,8 @@ from typing import Annotated
 _FITS = (
     "Start with product-contextual-k (short: K); QKV where accuracy counts more than time.",
     "Images larger than in training: a learned absolute encoding, resampled, then contextual "
-    "tables; rope-axial lost most. Objects that move: contextual tables (docs/results.md).",
+    "tables; rope-axial lost most, so give it its grid (+ref14) or train with +rescale2 "
+    "(docs/how-to/other-sizes.md). Objects that move: contextual tables (docs/results.md).",
     "A trained model to fine-tune: every encoding without a * leaves its output as it is.",
     "A rotary backbone (DINOv3, EVA-02): it keeps its rotation, tables stand beside it.",
     "Both: rope-axial+product-contextual-k. Options: docs/how-to/choose-encoding.md.",

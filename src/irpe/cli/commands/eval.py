@@ -132,8 +132,8 @@ def _load(
 ) -> "tuple[Task, nn.Module, str | None]":
     """Returns the task of a model, the model, and what to say of how its images are prepared."""
     import irpe
+    from irpe.train.config import find_task
     from irpe.train.run import Run
-    from irpe.train.tasks import find_task
 
     if Run(path).exists:
         return *Run(path).open(), None
@@ -185,7 +185,8 @@ def _lines(found: "Evaluation", folder: Path | None) -> list[str]:
 
     score = found.score
     known = {name: value for name, value in score.classes.items() if value == value}
-    classes = [f"{name} {value:.{score.measure.digits}f}" for name, value in known.items()]
+    digits = 1 if score.measure.unit == "%" else score.measure.digits
+    classes = [f"{name} {value:.{digits}f}" for name, value in known.items()]
     if len(known) < len(score.classes):
         classes.append(f"({len(score.classes) - len(known)} do not occur)")
     words = [text.replace(" ", "\0") for text in classes]

@@ -140,8 +140,8 @@ def training(
     for run in runs:
         if not run.is_dir():
             raise MissingFileError(f"{run} is not a folder: pass the folders of runs")
+    from irpe.train.config import find_task
     from irpe.train.run import Run
-    from irpe.train.tasks import find_task
     from irpe.viz import plot_training
 
     labels = [Run(run).label for run in runs]

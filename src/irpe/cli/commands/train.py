@@ -84,7 +84,7 @@ def configure(
             each for line in text.split("\n") for each in wrap(line) or [""]
         )
     assert config_file is not None
-    from irpe.train.tasks import parse_config
+    from irpe.train.config import parse_config
 
     return parse_config(config_file.read_text(), config_file).replace(classes=()), ""
 

@@ -136,7 +136,7 @@ class Encoding(ABC):
 def check_table_size(encoding: Encoding, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raises an error for tables that no machine can hold."""
     elements = sum(math.prod(shape) for shape in shapes.values())
-    check_is_holdable(f"tables of '{encoding}'", elements, "write a smaller ratio or beta")
+    check_is_holdable("tables of", encoding, elements, "write a smaller ratio or beta")
 
 
 def vector_table_shapes(

@@ -20,11 +20,10 @@ from irpe.train.image_files import (
     BrokenImageError,
     convert_mode,
     has_colours,
+    normalization,
     read_or_next,
 )
-from irpe.train.normalization import normalization
-from irpe.train.sampling import Sample
-from irpe.train.seeding import seeded
+from irpe.train.sampling import Sample, seeded
 
 Item = tuple[Tensor, int, int, bool]
 _DIRECTIONS = ((0, 1), (1, 0), (0, -1), (-1, 0))  # right, down, left, up

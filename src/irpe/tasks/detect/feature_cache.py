@@ -15,8 +15,7 @@ from irpe.progress import Listener, silent, tracked
 from irpe.tasks.detect.annotations.source import BoxSource, Target
 from irpe.tasks.detect.backbone import FrozenBackbone
 from irpe.tasks.detect.views import BoxImages, Item, Views
-from irpe.train.sampling import Sample
-from irpe.train.seeding import derive_seed
+from irpe.train.sampling import Sample, derive_seed
 
 FOLDER_VARIABLE = "IRPE_FEATURE_CACHE"  # the folder of the cache, if it is another
 

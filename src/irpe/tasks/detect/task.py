@@ -27,7 +27,7 @@ from irpe.tasks.detect.scores import MEASURES, score_boxes, to_detections
 from irpe.tasks.detect.views import BoxBatch, BoxImages, Views
 from irpe.train.config import EMBEDDED, RunConfig
 from irpe.train.drawing import enlarged
-from irpe.train.normalization import normalization
+from irpe.train.image_files import normalization
 from irpe.train.score import Measure, Score
 from irpe.train.task import AS_TRAINED, Condition, Images, Split
 from irpe.train.weights import Weights

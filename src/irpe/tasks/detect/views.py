@@ -20,8 +20,7 @@ from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 from irpe.errors import UserError
 from irpe.tasks.detect.annotations.source import BoxSource, Target
 from irpe.train.image_files import read_or_next
-from irpe.train.sampling import Sample
-from irpe.train.seeding import seeded
+from irpe.train.sampling import Sample, seeded
 
 Item = tuple[Tensor, Target, int, bool]
 _BEFORE_CROP = (400, 500, 600)  # short sides before a crop

@@ -3,7 +3,7 @@
 from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from irpe.tasks.segment.config import TIMM_BACKBONE, TRANSFORMERS_MODELS, SegmenterConfig
-from irpe.train.normalization import normalization
+from irpe.train.image_files import normalization
 
 _GREY = {"mean": [0.5] * 3, "std": [0.5] * 3}
 _OTHERS = {"beit": _GREY}  # whose weights are not for the colours of ImageNet

@@ -16,8 +16,7 @@ from irpe.tasks.segment.labels.listing import IGNORED
 from irpe.tasks.segment.labels.source import LabelledPixels
 from irpe.tasks.segment.windows import Windows, windows_of
 from irpe.train.image_files import CACHE_BYTES, read_or_next
-from irpe.train.sampling import Sample
-from irpe.train.seeding import seeded
+from irpe.train.sampling import Sample, seeded
 from irpe.train.task import AS_TRAINED, Condition
 
 Pixels = UInt8[Tensor, "channel row column"]

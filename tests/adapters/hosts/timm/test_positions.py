@@ -8,21 +8,16 @@ from functools import partial
 import pytest
 import timm
 import torch
-from adapters.hosts.timm.by_hand import calls_of, stock_forward
+from adapters.hosts.by_hand import calls_of, stock_forward
+from adapters.hosts.table import make_mvit, randomize
 from adapters.small_models import gradients, images, make_vit, perturb, state_of
-from timm.models import mvitv2, naflexvit
-from torch import nn
+from timm.models import naflexvit
 
 import irpe
 from irpe import viz
 from irpe.adapters.equipped import equipped_attentions
 
 SPEC = "product-contextual-qkv"
-
-
-def with_random_tables(model):
-    perturb(nn.ModuleList(a.rpe for a in equipped_attentions(model).values()), size=0.5)
-    return model
 
 
 def make_dropping(name="vit_tiny_patch16_224", **arguments):
@@ -34,37 +29,6 @@ def make_pvt(**arguments):
     sizes = {"depths": (1, 1, 1, 1), "embed_dims": (16, 16, 40, 32), "num_classes": 5}
     torch.manual_seed(0)
     return perturb(timm.create_model("pvt_v2_b0", **sizes, **arguments).eval())
-
-
-def make_twins():
-    sizes = {"depths": (2, 2), "embed_dims": (16, 32), "num_heads": (2, 4), "wss": (4, 4)}
-    sizes |= {"mlp_ratios": (2, 2), "sr_ratios": (4, 2), "num_classes": 5, "img_size": (64, 96)}
-    torch.manual_seed(0)
-    return perturb(timm.create_model("twins_svt_small", **sizes).eval())
-
-
-def make_mvit(**arguments):
-    """Keys at stride 4, then 2; queries pooled by 2 before the second and third stage."""
-    strides = ((1, 1), (2, 2), (2, 2))
-    config = mvitv2.MultiScaleVitCfg(
-        depths=(1, 2, 1), embed_dim=16, num_heads=1, stride_q=strides, **arguments
-    )
-    torch.manual_seed(0)
-    return perturb(mvitv2.MultiScaleVit(config, img_size=64, num_classes=5).eval())
-
-
-def mvit_by_hand(attention, args, positions, monkeypatch):
-    """MViTv2's own forward, with q_i r_ij added where it adds a term of its own."""
-    own = mvitv2.cal_rel_pos_type
-
-    def with_encoding(scores, q, *arguments):
-        keys = q.new_zeros(*q.shape[:2], scores.shape[-1], q.shape[-1])
-        b = attention.rpe.scores(q, keys, grid=positions)
-        return own(scores, q, *arguments) + b * attention.scale
-
-    with monkeypatch.context() as patch:
-        patch.setattr(mvitv2, "cal_rel_pos_type", with_encoding)
-        return mvitv2.MultiScaleAttention.forward(attention, *args)[0]
 
 
 DROPPING = {
@@ -81,9 +45,9 @@ def test_kept_patches_attend_with_the_rows_of_their_offsets(arguments):
     model, x = make_dropping(**arguments), images(32, 40)
     torch.manual_seed(2)
     expected = model(x).detach()
-    with_random_tables(irpe.equip(model, SPEC))
+    randomize(irpe.equip(model, SPEC))
     torch.manual_seed(2)
-    calls = calls_of(model, x)
+    calls = calls_of(model, partial(model, x))
     assert len(calls) == 2
     for attention, (tokens,), kwargs, actual, positions in calls:
         subset, _ = positions.sides
@@ -112,8 +76,8 @@ def test_dropped_patches_leave_evaluation_as_it_is():
     x = images(32, 40)
     irpe.equip(model, SPEC)
     irpe.equip(plain, SPEC)
-    with_random_tables(model)
-    with_random_tables(plain)
+    randomize(model)
+    randomize(plain)
     expected = plain(x)
     torch.testing.assert_close(model(x), expected)
     model.train()(x)
@@ -122,7 +86,7 @@ def test_dropped_patches_leave_evaluation_as_it_is():
 
 def test_kept_patches_travel_with_their_tokens():
     """Two inputs whose patches are chosen before the blocks of either ran, and repeated blocks."""
-    model = with_random_tables(irpe.equip(make_dropping("vit_base_patch16_clip_224"), SPEC))
+    model = randomize(irpe.equip(make_dropping("vit_base_patch16_clip_224"), SPEC))
 
     def embed(x, seed):
         torch.manual_seed(seed)
@@ -140,7 +104,7 @@ def test_kept_patches_travel_with_their_tokens():
 
 
 def test_kept_patches_in_threads():
-    model = with_random_tables(irpe.equip(make_dropping(), SPEC))
+    model = randomize(irpe.equip(make_dropping(), SPEC))
     x = images(32, 40)
     chosen = [model.patch_drop(model._pos_embed(model.patch_embed(x))) for _ in range(4)]
     expected = [model.blocks(tokens) for tokens in chosen]
@@ -159,7 +123,7 @@ def test_kept_patches_in_threads():
 
 
 def test_dropped_patches_with_gradient_checkpointing():
-    model, x = with_random_tables(irpe.equip(make_dropping(), SPEC)), images(32, 40)
+    model, x = randomize(irpe.equip(make_dropping(), SPEC)), images(32, 40)
     torch.manual_seed(0)
     expected = gradients(model, x)
     model.set_grad_checkpointing(True)
@@ -169,7 +133,7 @@ def test_dropped_patches_with_gradient_checkpointing():
 
 
 def test_dropped_patches_in_files_and_copies(tmp_path):
-    model, x = with_random_tables(irpe.equip(make_dropping(), SPEC)), images(32, 40)
+    model, x = randomize(irpe.equip(make_dropping(), SPEC)), images(32, 40)
     irpe.save_equipped(model, tmp_path / "model")
     loaded = irpe.load_equipped(tmp_path / "model").train()
     for other in (loaded, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -190,55 +154,11 @@ def test_unequip_gives_the_patch_dropout_back():
     assert state_of(model) == before
 
 
-WRONG = [
-    (make_dropping, {"grid": (4, 5)}, "leave grid out"),
-    (make_dropping, {"num_prefix_tokens": 2}, "num_prefix_tokens 2: patch_drop keeps the first 1"),
-    (make_dropping, {"spec": "cpvt"}, "convolves the whole grid"),
-    (make_pvt, {"grid": (4, 5)}, "whose grid it knows"),
-    (make_pvt, {"absolute": "sinusoid"}, "no absolute encoding to replace"),
-    (make_mvit, {"num_prefix_tokens": 1}, "leave both to the model"),
-    (make_mvit, {"builtin_bias": "convert"}, "not a vector for each"),
-    (make_pvt, {"builtin_bias": "drop"}, "no relative encoding of its own"),
-]
-
-
-@pytest.mark.parametrize(("make", "arguments", "message"), WRONG)
-def test_what_a_model_cannot_have_leaves_it_unchanged(make, arguments, message):
-    model = make()
-    before = state_of(model)
-    with pytest.raises(ValueError, match=message):
-        irpe.equip(model, **{"spec": SPEC, **arguments})
-    assert state_of(model) == before
-
-
 @pytest.mark.parametrize("spec", ["quantization-bias-k", "rope-axial"])
 def test_an_encoding_without_rows_for_pooled_keys_says_so(spec):
     model = irpe.equip(make_pvt(), spec)
     with pytest.raises(ValueError, match=f"encoding '{spec}.*16x24 / 2x3 at stride 8"):
         model(images(64, 96))
-
-
-POOLED = {"PVT v2": make_pvt, "PVT v2, linear": partial(make_pvt, linear=True), "Twins": make_twins}
-
-
-@pytest.mark.parametrize("make", POOLED.values(), ids=POOLED)
-def test_pooled_keys_attend_as_by_hand(make, tmp_path):
-    model, x = make(), images(64, 96)
-    expected = model(x).detach()
-    irpe.equip(model, f"{SPEC}+unshared")
-    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
-    with_random_tables(model)
-    calls = calls_of(model, x)
-    assert any(isinstance(grid, irpe.Positions) and grid.grid is None for *_, grid in calls)
-    for attention, args, kwargs, actual, grid in calls:
-        by_hand = stock_forward(attention, args, kwargs, grid)
-        torch.testing.assert_close(actual, by_hand, rtol=1e-4, atol=1e-4)
-        attention.rpe.reset_parameters()
-        plain = stock_forward(attention, args, kwargs, grid)
-        assert (actual - plain).abs().max() > 1e-2 * plain.abs().max()
-    with_random_tables(model)
-    irpe.save_equipped(model, tmp_path / "model")
-    assert torch.equal(irpe.load_equipped(tmp_path / "model")(x), model(x))
 
 
 def test_pooled_keys_are_where_their_cells_are():
@@ -250,23 +170,6 @@ def test_pooled_keys_are_where_their_cells_are():
     assert keys.tolist() == [[3.5 + 8 * row, 3.5 + 8 * column] for row in range(2)
                              for column in range(3)]  # fmt: skip
     assert "16x24 / 2x3 at stride 8x8" in str(summary)
-
-
-@pytest.mark.parametrize("arguments", [{}, {"use_cls_token": True}, {"mode": "max"}])
-def test_pooled_queries_attend_as_by_hand(arguments, monkeypatch, tmp_path):
-    model, x = make_mvit(**arguments), images(64, 64)
-    expected = model(x).detach()
-    irpe.equip(model, "product-contextual-k+unshared")
-    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-5)
-    with_random_tables(model)
-    for attention, args, _, (actual, _), positions in calls_of(model, x):
-        by_hand = mvit_by_hand(attention, args, positions, monkeypatch)
-        torch.testing.assert_close(actual, by_hand, rtol=1e-4, atol=1e-4)
-        plain = mvitv2.MultiScaleAttention.forward(attention, *args)[0]
-        assert (actual - plain).abs().max() > 1e-2 * plain.abs().max()
-    irpe.save_equipped(model, tmp_path / "model")
-    loaded = irpe.load_equipped(tmp_path / "model", model=make_mvit(**arguments))
-    assert torch.equal(loaded(x), model(x))
 
 
 def test_pooled_queries_are_where_their_windows_are():
@@ -283,18 +186,6 @@ def test_pooled_queries_are_where_their_windows_are():
     queries, keys = found[3].places()
     assert queries[:3].tolist() == [[0, 0], [0, 2], [0, 4]]
     assert keys[:3].tolist() == [[0, 0], [0, 1], [0, 2]]
-
-
-def test_a_dropped_encoding_of_mvit_is_one_of_zeros():
-    dropped, plain = irpe.equip(make_mvit(), SPEC, builtin_bias="drop"), make_mvit()
-    x = images(64, 64)
-    before = plain(x)
-    with torch.no_grad():
-        for name, parameter in plain.named_parameters():
-            if "rel_pos" in name:
-                parameter.zero_()
-    torch.testing.assert_close(dropped(x), plain(x), rtol=1e-4, atol=1e-5)
-    assert (dropped(x) - before).abs().max() > 0.01
 
 
 SHAPES = torch.tensor([[3, 4], [2, 5]])
@@ -333,11 +224,11 @@ def test_images_of_several_shapes_in_one_batch(arguments):
     irpe.equip(model, SPEC)
     for actual, plain in zip(outputs(), expected, strict=True):
         torch.testing.assert_close(actual, plain, rtol=1e-4, atol=1e-5)
-    with_random_tables(model)
+    randomize(model)
     for actual, plain in zip(outputs(), expected, strict=True):
         assert (actual - plain).abs().max() > 1e-2
     if model.training:
-        calls = calls_of(model, inputs)
+        calls = calls_of(model, partial(model, inputs))
         for *_, positions in calls:
             for kept, all_of_image in zip(positions.queries.coordinates, inputs["patch_coord"],
                                           strict=True):  # fmt: skip
@@ -350,21 +241,8 @@ def test_images_of_several_shapes_in_one_batch(arguments):
         torch.testing.assert_close(
             model(alone), model(inputs)[image : image + 1], rtol=1e-4, atol=1e-4
         )
-    first, second = calls_of(model, x)
+    first, second = calls_of(model, partial(model, x))
     assert first[-1] == second[-1] == (3, 5)
-
-
-def test_what_naflex_cannot_have_leaves_it_unchanged():
-    model = make_naflex()
-    before = state_of(model)
-    for arguments, message in (
-        ({"grid": (3, 4)}, "leave grid out"),
-        ({"num_prefix_tokens": 1}, "NaFlexVit has 2 before its patches"),
-        ({"absolute": "none"}, "use 'keep'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            irpe.equip(model, SPEC, **arguments)
-        assert state_of(model) == before
 
 
 @pytest.mark.slow
@@ -372,7 +250,7 @@ def test_what_naflex_cannot_have_leaves_it_unchanged():
     ("make", "size"), [(make_pvt, (64, 96)), (make_mvit, (64, 64)), (make_dropping, (32, 40))]
 )
 def test_compiled_models(make, size):
-    model, x = with_random_tables(irpe.equip(make(), SPEC)), images(*size)
+    model, x = randomize(irpe.equip(make(), SPEC)), images(*size)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.manual_seed(0)
     expected = model(x)

@@ -1,61 +1,16 @@
 import copy
 import functools
-import importlib
 import itertools
-import math
-import re
 
 import oracles
 import pytest
-import timm
 import torch
-from adapters.small_models import gradients, images, make_swin, make_vit, perturb, state_of
+from adapters.small_models import gradients, images, make_swin, make_vit, perturb
 from torch import nn
 
 import irpe
-from irpe.adapters.hosts import timm as hosts
 
 SPEC = "product-contextual-qkv"
-
-VITS = {
-    "vit": {},
-    "not square": {"img_size": (16, 40)},
-    "deit": {"name": "deit_tiny_patch16_224"},
-    "distilled deit": {"name": "deit_tiny_distilled_patch16_224"},
-    "dinov2": {"name": "vit_small_patch14_dinov2"},
-    "dinov2 with registers": {"name": "vit_small_patch14_reg4_dinov2"},
-    "no prefix": {"class_token": False, "global_pool": "avg"},
-    "q and k norm": {"qk_norm": True},
-    "norm after attention": {"scale_attn_norm": True},
-    "parallel attentions": {"name": "vit_small_patch16_18x2_224"},
-    "post norm": {"block_fn": timm.models.vision_transformer.ResPostBlock},
-    "flexible": {"name": "flexivit_small"},
-    "convolutional stem": {"name": "vit_tiny_r_s16_p8_224", "img_size": (64, 128)},
-    "dynamic size": {"dynamic_img_size": True},
-}
-PREFIXES = {"distilled deit": 2, "dinov2 with registers": 5, "no prefix": 0}
-
-
-def size_of(model):
-    return model.patch_embed.img_size
-
-
-def test_the_table_of_hosts_has_all_prefixes():
-    for name, arguments in VITS.items():
-        assert make_vit(**arguments).num_prefix_tokens == PREFIXES.get(name, 1)
-
-
-@pytest.mark.parametrize("arguments", VITS.values(), ids=VITS)
-def test_zero_tables_change_nothing_in_a_vit(arguments):
-    model, other = make_vit(**arguments), make_vit(**arguments)
-    x = images(*size_of(model))
-    expected = gradients(model, x)
-    assert irpe.equip(other, SPEC) is other
-    actual = gradients(other, x)
-    for name, value in expected.items():
-        torch.testing.assert_close(actual[name], value, rtol=1e-3, atol=1e-3, msg=name)
-    torch.testing.assert_close(actual["out"], expected["out"])
-    assert not torch.allclose(perturb(other)(x), model(x), atol=1e-2)
 
 
 class LoopAttention(nn.Module):
@@ -195,23 +150,6 @@ def test_padded_inputs():
     assert irpe.summary(model).attentions[0].grid == (2, 4)
 
 
-@pytest.mark.parametrize("make", [make_vit, make_swin])
-def test_bfloat16(make):
-    x = images()
-    exact, plain = make()(x), make().bfloat16()(x.bfloat16())
-    out = irpe.equip(make().bfloat16(), SPEC)(x.bfloat16())
-    assert out.dtype == torch.bfloat16
-    assert (out - exact).abs().max() <= 2 * (plain - exact).abs().max() + 1e-3
-
-    model = perturb(irpe.equip(make(), SPEC))
-    low = irpe.equip(make().bfloat16(), SPEC)
-    low.load_state_dict(model.state_dict())
-    expected, actual = gradients(model, x), gradients(low, x.bfloat16())
-    for name, value in expected.items():
-        assert actual[name].dtype == torch.bfloat16
-        assert (actual[name] - value).norm() <= 0.1 * value.norm() + 1e-2, name
-
-
 def test_autocast():
     model = perturb(irpe.equip(make_vit(), SPEC))
     with torch.autocast("cpu", torch.bfloat16):
@@ -228,69 +166,6 @@ def test_attention_masks_reach_the_attention():
     assert not torch.allclose(attention(x), expected, atol=1e-3)
     with pytest.raises(ValueError, match="is_causal"):
         attention(x, is_causal=True)
-
-
-REFUSED = {
-    "vit_dwee_patch16_reg1_gap_256": "DiffAttention subtracts two attention maps",
-    "vit_base_patch16_xp_224": "ParallelScalingBlock computes attention inside the block",
-    "convit_tiny": "timm.models.convit.GPSA mixes attention by content",
-    "cait_xxs24_224": "TalkingHeadAttn mixes the scores of all heads",
-    "xcit_nano_12_p16_224": "timm.models.xcit.XCA attends over channels",
-    "levit_128s": "timm.models.levit.Attention has values of another dimension",
-    "pit_ti_224": "PoolingVisionTransformer passes its attention tokens without their grid",
-    "resnet18": "it has no self-attention",
-}
-
-
-@pytest.mark.parametrize(("name", "reason"), REFUSED.items())
-def test_models_with_other_attentions_are_refused(name, reason):
-    with torch.device("meta"):
-        model = timm.create_model(name)
-    before = state_of(model)
-    kind = type(model).__qualname__
-    message = rf"{kind} cannot be equipped: .*{re.escape(reason)}.* Supported are "
-    with pytest.raises(ValueError, match=message):
-        irpe.equip(model, SPEC)
-    assert state_of(model) == before
-
-
-def test_reasons_are_given_for_classes_that_exist():
-    for name in hosts.REFUSED:
-        module, _, kind = name.rpartition(".")
-        assert isinstance(getattr(importlib.import_module(module), kind), type)
-
-
-def sines(rows, columns, dim):
-    """Every position as loops: a share of sines, then of cosines, for the row and the column."""
-    share = dim // 4
-    waves = [10000 ** (-number / share) for number in range(share)]
-    return torch.tensor(
-        [
-            [f(place * wave) for place in position for f in (math.sin, math.cos) for wave in waves]
-            for position in itertools.product(range(rows), range(columns))
-        ]
-    )
-
-
-ABSOLUTE = ["vit", "not square", "distilled deit", "dinov2 with registers", "no prefix"]
-
-
-@pytest.mark.parametrize("absolute", ["none", "sinusoid"])
-@pytest.mark.parametrize("name", ABSOLUTE)
-def test_absolute_encodings_are_replaced(name, absolute):
-    model, expected = make_vit(**VITS[name]), make_vit(**VITS[name])
-    grid, x = model.patch_embed.grid_size, images(*size_of(model))
-    before = model(x)
-    with torch.no_grad():
-        expected.pos_embed.zero_()
-        if absolute == "sinusoid":
-            expected.pos_embed[:, -math.prod(grid) :] = sines(*grid, 32)
-    irpe.equip(model, SPEC, absolute=absolute)
-    torch.testing.assert_close(model(x), expected(x))
-    assert not torch.allclose(model(x), before, atol=1e-2)
-    assert "pos_embed" not in model.state_dict()
-    assert "pos_embed" not in dict(model.named_parameters())
-    assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
 FEATURES = [

@@ -4,11 +4,12 @@ import functools
 
 import pytest
 import torch
-from adapters.hosts.library_models import (
+from adapters.hosts.table import (
     equipped,
     make_detr,
     make_segmenter,
     predict,
+    use,
 )
 from adapters.small_models import images, state_of
 from transformers import AttentionInterface
@@ -18,12 +19,6 @@ import irpe
 from irpe.adapters.equipped import equipped_attentions
 
 SPEC = "product-contextual-qkv"
-
-
-def use(model, implementation):
-    """Chooses how attention is computed; "sdpa" is the default, which not all backbones accept."""
-    if model.config._attn_implementation != implementation:
-        model.set_attn_implementation(implementation)
 
 
 REAL = (3, 5)  # the real part of a feature map of 4 x 7
@@ -149,11 +144,6 @@ def test_a_sinusoid_in_detr():
     assert all(".rpe." in name for name in missing)
     x = images(96, 160)
     torch.testing.assert_close(predict(learned, x), predict(model, x), rtol=1e-4, atol=1e-4)
-
-
-def test_detr_has_no_prefix_tokens():
-    with pytest.raises(ValueError, match="num_prefix_tokens 1"):
-        irpe.equip(make_detr(), SPEC, num_prefix_tokens=1)
 
 
 def test_segmentation_with_detr():

@@ -3,7 +3,7 @@
 import functools
 
 import torch
-from adapters.hosts.library_models import (
+from adapters.hosts.table import (
     equipped,
     make_swin,
     predict,

@@ -5,14 +5,12 @@ import itertools
 import pytest
 import torch
 import transformers
-from adapters.hosts.transformers.families import FAMILIES, TOWER, build, make_pair, predict
-from adapters.hosts.transformers.test_families import SPEC, equipped, randomize
+from adapters.hosts.table import HOSTS, SPEC, TOWER, build, make_pair, predict, randomize
 from adapters.small_models import images, state_of
 
 import irpe
 from irpe.adapters.equipped import equipped_attentions
 from irpe.adapters.hosts.transformers.attention_interface import Windows
-from irpe.core.sinusoid import sinusoid
 
 
 @pytest.mark.parametrize("name", ["CLIP", "Siglip"])
@@ -64,77 +62,17 @@ def test_siglip2_can_be_told_one_grid_for_all_images():
 
 
 def test_sizes_that_the_host_refuses_leave_no_grid_behind():
-    model = equipped(FAMILIES["CLIP"])
-    inputs = FAMILIES["CLIP"].inputs((40, 16))
+    model = HOSTS["CLIP"].equipped()
+    inputs = HOSTS["CLIP"].inputs((40, 16))
     expected = predict(model, inputs)
     with pytest.raises(ValueError, match="doesn't match model"):
         model(images(16, 40))
     assert torch.equal(predict(model, inputs), expected)
 
 
-@pytest.mark.parametrize("name", ["CLIP", "SigLIP", "ViTMSN", "AST"])
-@pytest.mark.parametrize("absolute", ["none", "sinusoid"])
-def test_absolute_encodings_are_replaced(name, absolute):
-    family = FAMILIES[name]
-    model, plain = irpe.equip(family.make(), SPEC, absolute=absolute), family.make()
-    learned = next(p for n, p in plain.named_parameters() if "position_embedding" in n)
-    grid = (2, 5) if name == "AST" else (4, 4)
-    with torch.no_grad():
-        learned.zero_()
-        if absolute == "sinusoid":
-            learned[..., -grid[0] * grid[1] :, :] = sinusoid(grid, learned.shape[-1])
-    inputs = family.inputs(list(family.sizes)[-1])
-    torch.testing.assert_close(predict(model, inputs), predict(plain, inputs), rtol=1e-4, atol=1e-4)
-    assert not any("position_embedding" in each for each in model.state_dict())
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("DINOv3", "DINOv3ViTModel has no absolute encoding to replace; use 'keep'"),
-        ("BEiT", "BeitModel has no absolute encoding to replace; use 'keep'"),
-        ("YOLOS", "is that of its detection tokens too; use 'keep'"),
-        ("SAM", None),
-        ("RT-DETR", "has a fixed sinusoid already; use 'keep' or 'none'"),
-    ],
-)
-def test_absolute_encodings_that_cannot_be_replaced(name, message):
-    model = FAMILIES[name].make(**({"use_abs_pos": False} if name == "SAM" else {}))
-    before = state_of(model)
-    message = message or "SamVisionEncoder has no absolute encoding to replace; use 'keep'"
-    with pytest.raises(ValueError, match=message):
-        irpe.equip(model, SPEC, absolute="sinusoid")
-    assert state_of(model) == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [
-        ({}, "layers"),
-        ({"use_relative_position_bias": False, "use_shared_relative_position_bias": True}, "model"),
-    ],
-)
-def test_the_bias_of_beit_is_kept_or_dropped(arguments, name):
-    family = FAMILIES["BEiT"]
-    inputs = family.inputs()
-    kept = irpe.equip(family.make(**arguments), SPEC)
-    dropped = irpe.equip(family.make(**arguments), SPEC, builtin_bias="drop")
-    plain = family.make(**arguments)
-    torch.testing.assert_close(predict(kept, inputs), predict(plain, inputs), rtol=1e-4, atol=1e-4)
-    with torch.no_grad():
-        biases = [p for n, p in plain.named_parameters() if "position_bias" in n]
-        assert len(biases) == (2 if name == "layers" else 1)
-        for bias in biases:
-            bias.zero_()
-    expected = predict(plain, inputs)
-    torch.testing.assert_close(predict(dropped, inputs), expected, rtol=1e-4, atol=1e-4)
-    assert (predict(kept, inputs) - expected).abs().max() > 0.001
-    assert not any("position_bias" in each for each in dropped.state_dict())
-
-
 def test_detection_tokens_share_the_row_of_the_class_token():
     """Filled with one vector, the last row acts on all pairs with a token that is not a patch."""
-    model = irpe.equip(FAMILIES["YOLOS"].make(num_hidden_layers=1), "product-contextual-k@clip1")
+    model = irpe.equip(HOSTS["YOLOS"].make(num_hidden_layers=1), "product-contextual-k@clip1")
     (attention,) = equipped_attentions(model).values()
     with torch.no_grad():
         attention.rpe.key_tables[0][:, -1] = 1.0
@@ -149,7 +87,7 @@ def test_detection_tokens_share_the_row_of_the_class_token():
 
 def test_one_implementation_for_a_whole_model():
     """Attentions without tables are computed as by "sdpa", and masks arrive."""
-    model = equipped(FAMILIES["Conditional DETR"], layers=[1])
+    model = HOSTS["Conditional DETR"].equipped(layers=[1])
     x, mask = images(96, 160), torch.ones(2, 96, 160)
     mask[0, :, 96:] = 0
     expected = model(x, pixel_mask=mask)
@@ -162,7 +100,7 @@ def test_one_implementation_for_a_whole_model():
 
 @pytest.mark.parametrize("name", ["RT-DETR", "RT-DETR v2", "D-FINE"])
 def test_the_decoder_keeps_its_attentions(name):
-    model = FAMILIES[name].make()
+    model = HOSTS[name].make()
     before = state_of(model.model.decoder)
     irpe.equip(model, SPEC)
     assert state_of(model.model.decoder) == before
@@ -173,7 +111,7 @@ def test_the_decoder_keeps_its_attentions(name):
 
 
 def test_no_absolute_encoding_in_a_hybrid_encoder():
-    family = FAMILIES["RT-DETR"]
+    family = HOSTS["RT-DETR"]
     model, plain = irpe.equip(family.make(), SPEC, absolute="none"), family.make()
     plain.model.encoder.aifi[0].eval_size = (96, 160)  # with which the library leaves it out
     inputs = family.inputs()
@@ -181,19 +119,10 @@ def test_no_absolute_encoding_in_a_hybrid_encoder():
     assert (predict(model, inputs) - predict(family.make(), inputs)).abs().max() > 0.001
 
 
-def test_hosts_that_rotate_refuse_encodings_that_do():
-    model = FAMILIES["DINOv3"].make()
-    before = state_of(model)
-    with pytest.raises(ValueError, match=r"rotates queries and keys, as model\.layer\.0"):
-        irpe.equip(model, "rope-axial")
-    assert state_of(model) == before
-    irpe.equip(FAMILIES["CLIP"].make(), "rope-axial")
-
-
 def test_layers_are_equipped_one_after_the_other():
     for name in ("DINOv3", "RT-DETR"):
-        family = FAMILIES[name]
-        model, other = equipped(family), family.make()
+        family = HOSTS[name]
+        model, other = family.equipped(), family.make()
         for layer in (1, 0):
             irpe.equip(other, SPEC, layers=[layer])
         other.load_state_dict(model.state_dict())
@@ -205,7 +134,7 @@ def test_layers_are_equipped_one_after_the_other():
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_quantised_projections_are_refused():
-    model = FAMILIES["SigLIP"].make()
+    model = HOSTS["SigLIP"].make()
     attention = model.encoder.layers[1].self_attn
     plain = attention.v_proj
     attention.v_proj = torch.ao.nn.quantized.dynamic.Linear(*plain.weight.shape[::-1])
@@ -232,16 +161,16 @@ def test_models_that_contain_a_tower():
 
 def test_an_attention_that_joins_windows_sees_the_grid_of_the_image():
     """Blocks that all join the windows compute what a model without windows does."""
-    family = FAMILIES["LW-DETR's ViT"]
+    family = HOSTS["LW-DETR's ViT"]
     for size, grid in family.sizes.items():
         inputs = family.inputs(size)
-        joined, plain = equipped(family), randomize(irpe.equip(family.make(num_windows=1), SPEC))
+        joined, plain = family.equipped(), randomize(irpe.equip(family.make(num_windows=1), SPEC))
         assert torch.equal(predict(joined, inputs), predict(plain, inputs))
         assert {a.grid for a in irpe.summary(joined).attentions} == {grid}
 
 
 def test_an_attention_in_windows_sees_the_grid_of_a_window():
-    family, x = FAMILIES["LW-DETR's ViT"], images(32, 64)
+    family, x = HOSTS["LW-DETR's ViT"], images(32, 64)
     windowed = {"window_block_indices": [0, 1]}
     model = randomize(irpe.equip(family.make(**windowed), SPEC, absolute="none"))
     plain = randomize(irpe.equip(family.make(num_windows=1), SPEC, absolute="none"))
@@ -260,19 +189,13 @@ def test_class_tokens_of_windows_stand_before_the_patches():
 
 def test_images_that_are_not_square_are_refused_where_the_library_mixes_up_their_windows():
     with pytest.raises(irpe.UserError, match="4 x 8 patches: RF-DETR mixes up"):
-        equipped(FAMILIES["RF-DETR's DINOv2"])(images(32, 64))
-
-
-@pytest.mark.parametrize("given", [{"grid": (4, 4)}, {"num_prefix_tokens": 1}], ids=str)
-def test_windows_are_not_told(given):
-    with pytest.raises(irpe.UserError, match="cuts images into windows"):
-        irpe.equip(FAMILIES["LW-DETR's ViT"].make(), SPEC, **given)
+        HOSTS["RF-DETR's DINOv2"].equipped()(images(32, 64))
 
 
 @pytest.mark.parametrize("kind", [None, torch.bool, torch.float32], ids=str)
 def test_a_bias_that_a_host_passes_to_the_registry_is_added(kind):
     """As attentions of the kind of T5 do."""
-    model, x = equipped(FAMILIES["ViTMSN"]), images()
+    model, x = HOSTS["ViTMSN"].equipped(), images()
     attention = next(iter(equipped_attentions(model).values()))
     bias = torch.randn(1, 2, 17, 17)
     allowed = torch.rand(1, 1, 17, 17) > 0.3

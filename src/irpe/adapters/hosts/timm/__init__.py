@@ -8,10 +8,10 @@ from torch import nn
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.host import Plan, Row, Site, check_window, measured, site_of
 from irpe.adapters.hosts import entry_of, full_name
+from irpe.adapters.hosts.timm import sizes as sizes
 from irpe.adapters.hosts.timm.building import build_model as build_model
 from irpe.adapters.hosts.timm.building import describe_model as describe_model
 from irpe.adapters.hosts.timm.families import ON_TOKENS, WITH_ABSOLUTE
-from irpe.adapters.hosts.timm.refusals import REFUSED as REFUSED
 from irpe.adapters.hosts.timm.rows import ROWS, size_of
 
 

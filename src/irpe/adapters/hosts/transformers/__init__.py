@@ -8,14 +8,14 @@ from transformers import PreTrainedModel
 
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.host import Plan, Row
+from irpe.adapters.hosts.transformers import sizes as sizes
 from irpe.adapters.hosts.transformers.building import STATE_ATTRIBUTES as STATE_ATTRIBUTES
 from irpe.adapters.hosts.transformers.building import build_model as build_model
 from irpe.adapters.hosts.transformers.building import describe_model as describe_model
 from irpe.adapters.hosts.transformers.building import read_config as read_config
 from irpe.adapters.hosts.transformers.building import read_tensors as read_tensors
 from irpe.adapters.hosts.transformers.building import write_config
-from irpe.adapters.hosts.transformers.refusals import REFUSED as REFUSED
-from irpe.adapters.hosts.transformers.refusals import refuse_cross_attention
+from irpe.adapters.refusals import check_refused
 
 try:
     from irpe.adapters.hosts.transformers import detr, masked, pooled, sam, swin, vit
@@ -37,7 +37,7 @@ def find_attentions(model: nn.Module, call: Equipment) -> Plan:
         for family in _FAMILIES:
             family.add_sites(found, name, module, call)
     if not found.sites:
-        refuse_cross_attention(model)
+        check_refused(model)
     if isinstance(model, PreTrainedModel):
         found.record = partial(write_config, model)
     return found

@@ -74,11 +74,14 @@ class BucketsOfQueries:
 
     def _index(self, place: Slice) -> Integer[Tensor, "*batch_and_head query key"]:
         """Returns the 64-bit ids of a slice; slices of the same queries follow each other."""
+        if place is ALL:
+            index = self._map.index()
+            return index if index.ndim == 2 else index.unsqueeze(1)
         if self._last is None or self._last[0] != place.queries:
-            index = self._map.index(None if place is ALL else place.queries)
+            index = self._map.index(place.queries)
             self._last = place.queries, index if index.ndim == 2 else index.unsqueeze(1)
         index = self._last[1]
-        return index if index.ndim == 2 or place is ALL else index[place.images]
+        return index if index.ndim == 2 else index[place.images]
 
 
 class BucketsOfKeys:

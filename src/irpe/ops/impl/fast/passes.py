@@ -43,7 +43,7 @@ class FastPasses:
         terms = make_terms(q, call.value_tables, call.maps, 1.0) if call.value_tables else []
         out = q.new_empty(q.shape, dtype=wide)
         weights = q.new_empty(*q.shape[:3], k.shape[2], dtype=wide) if keeps else None
-        for place in make_slices(call, makes_weights=True):
+        for place in make_slices(call, True, _per_pair(*scores.terms, *terms)):
             (of_out, of_q), (of_k, of_v) = parts(place, (out, q), (k, v))
             of_weights = weights if weights is None or place is ALL else weights[place]
             a = scores.weights(of_q, of_k, place, of_weights)
@@ -86,7 +86,7 @@ class FastPasses:
         dbias = [torch.zeros_like(table, dtype=wide) for table in call.bias_tables]
         values = make_terms(g, call.value_tables, call.maps, 1.0) if call.value_tables else []
         to_collect = _restore_sums(values, kept[1:]) if kept else values
-        for place in make_slices(call, makes_weights=True):
+        for place in make_slices(call, True, _per_pair(*scores.terms, *values)):
             (of_q, of_g, of_dq), (of_k, of_v, of_dk, of_dv) = parts(
                 place, (q, g, dq), (k, v, dk, dv)
             )
@@ -132,7 +132,7 @@ class _Scores:
     def __init__(self, call: AttentionCall) -> None:
         self.wide = accumulation_dtype(call.q.dtype)
         # CUDA and ROCm devices multiply 16-bit matrices with float32 sums.
-        operand = call.q.dtype if call.q.device.type == "cuda" else self.wide
+        operand = call.q.dtype if call.q.is_cuda else self.wide
         self.call = call = call if call.q.dtype == operand else call.to(operand)
         self.key_terms: list[Term] = []
         self.query_terms: list[Term] = []
@@ -190,21 +190,27 @@ class _Scores:
 def _through_pytorchs_kernel(scores: _Scores, dtype: torch.dtype) -> Tokens:
     """Returns the output of `scaled_dot_product_attention`, which takes b_ij as a mask."""
     call, out = scores.call, None
-    for place in make_slices(call, makes_weights=False):
+    for place in make_slices(call, False, _per_pair(*scores.terms)):
         bias = scores.at(place)
         assert bias is not None
         if call.mask is not None:
             mask = part_of_mask(call.mask, place)
             bias = add_mask_(bias, mask) if scores.terms else masked_scores(bias, mask)
-        bias = bias if bias.dtype == call.q.dtype else bias.to(call.q.dtype)
-        (q,), (k, v) = parts(place, (call.q,), (call.k, call.v))
-        z = F.scaled_dot_product_attention(q, k, v, bias, scale=call.scale)
+        q, k, v = call[:3]
+        bias = bias if bias.dtype == q.dtype else bias.to(q.dtype)
         if place is ALL:
-            return z if z.dtype == dtype else z.to(dtype)
+            return cast(F.scaled_dot_product_attention(q, k, v, bias, scale=call.scale), dtype)
+        (q,), (k, v) = parts(place, (q,), (k, v))
+        z = F.scaled_dot_product_attention(q, k, v, bias, scale=call.scale)
         out = z.new_empty(call.q.shape, dtype=dtype) if out is None else out
         out[place] = z
     assert out is not None
     return out
+
+
+def _per_pair(*terms: Term) -> int:
+    """Returns how many elements each pair of a slice takes."""
+    return max([term.per_pair for term in terms], default=1)
 
 
 def _ids(bucket_map: BucketMap, place: Slice) -> Tensor:

@@ -59,22 +59,22 @@ def keeps_weights(call: AttentionCall) -> bool:
     )
 
 
-def make_slices(call: AttentionCall, makes_weights: bool) -> list[Slice]:
+def make_slices(call: AttentionCall, makes_weights: bool, per_pair: int = 1) -> list[Slice]:
     """Returns slices of whole images, or of queries of one image: all pairs, each once.
 
     Slices of the same queries follow each other.
+
+    Args:
+        call: The call.
+        makes_weights: Whether attention weights are made.
+        per_pair: How many elements each pair of a slice takes.
     """
-    is_cpu = call.q.device.type == "cpu"
+    is_cpu = call.q.is_cpu
     bounds = BOUNDS["cpu" if is_cpu else "other"]
     most = bounds.weights if makes_weights else bounds.mask
     most *= torch.get_num_threads() if is_cpu else 1
-    batch, heads, queries, dim = call.q.shape
-    keys, per_pair = call.k.shape[2], 1
-    pairs = [(table, queries) for table in call.query_tables]
-    pairs += [(table, keys) for table in (*call.key_tables, *call.value_tables)]
-    for table, pairs_of_token in pairs:
-        if table.shape[1] > pairs_of_token:  # lays out a vector for each pair, for all heads
-            per_pair = max(per_pair, table.shape[0] * dim // heads + 1)
+    batch, heads, queries, _ = call.q.shape
+    keys = call.k.shape[2]
     most //= per_pair
     if batch * heads * queries * keys <= most:
         return [ALL]

@@ -42,7 +42,13 @@ Use = Literal["combination", "gradient", "both"]
 
 
 class Term(Protocol):
-    """One table, or those of several axes joined, and the tokens that it meets."""
+    """One table, or those of several axes joined, and the tokens that it is multiplied with.
+
+    Attributes:
+        per_pair: How many elements it makes for each head and pair of tokens.
+    """
+
+    per_pair: int
 
     def scores(self, place: Slice) -> Scores:
         """Returns x . r_ij, scaled, for the pairs of a slice."""
@@ -63,6 +69,8 @@ class Term(Protocol):
 
 class RowTerm:
     """The efficient form: a score, or a sum, for each token and table row."""
+
+    per_pair = 1
 
     def __init__(
         self, x: Tokens, tables: Sequence[VectorTable], dims: slice, lookup: Lookup, scale: float
@@ -128,6 +136,7 @@ class PairTerm:
     ) -> None:
         self.x, self.table, self.dims = x[..., dims], table, dims
         self.bucket_map, self.scale, self.owner = bucket_map, scale, owner
+        self.per_pair = table.shape[0] * x.shape[3] // x.shape[1] + 1  # a vector, for all heads
         of_image = "b" if bucket_map.compact_ids.ndim == 3 else ""
         of_head = "" if table.shape[0] == 1 else "h"
         self.token = "bhjd" if owner == "key" else "bhid"
@@ -200,7 +209,7 @@ def make_terms(
         owner: Which token of a pair is x.
     """
     dim = x.shape[-1]
-    queries, keys = maps[0].compact_ids.shape[-2:]
+    *_, queries, keys = maps[0].compact_ids.shape
     is_small = queries * keys <= _FEW_PAIRS
     axes = [None if is_small else bucket_map.key_axis for bucket_map in maps]
     pairs_of_token = keys if owner == "query" else queries

@@ -22,6 +22,7 @@ from irpe.adapters.answer import answer
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import SOURCE, measured_map
 from irpe.adapters.host import Own, Plan, Row, change_absolute, check_grid, check_window, site_of
+from irpe.adapters.hosts.torchvision import sizes as sizes
 from irpe.adapters.swaps import set_attribute
 from irpe.errors import UserError
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from irpe.train.steps import note_few_steps, suggest_batch_size
+from irpe.train.sampling import note_few_steps, suggest_batch_size
 
 
 @pytest.mark.parametrize(
