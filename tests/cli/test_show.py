@@ -17,6 +17,7 @@ timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 
 from irpe.tasks.classify.config import ClassifierConfig  # noqa: E402
 from irpe.tasks.classify.model import build_model  # noqa: E402
+from irpe.train.run import Run  # noqa: E402
 
 METRICS = (
     "epoch,lr,train_loss,val_loss,top1,top5,seconds\n1,0.1,2,1.5,40,80,10\n2,0.1,1,1,60,90,10\n"
@@ -210,12 +211,10 @@ def test_the_program_says_what_is_wrong_in_one_line(tmp_path):
 
 
 def test_runs_of_an_ablation_are_named_after_their_rows(show, run, tmp_path):
-    from irpe.cli.load import label_of
-
     finished, unfinished = tmp_path / "x-0-01234567", tmp_path / "absolute---K-1-89abcdef"
     for directory in (finished, unfinished):
         shutil.copytree(run, directory)
     (finished / "result.json").write_text(json.dumps({"row": "absolute + K", "seed": 0}))
-    names = [label_of(path) for path in (finished, unfinished, run)]
+    names = [Run(path).label for path in (finished, unfinished, run)]
     assert names == ["absolute + K", "absolute---K", "k"]
     assert show("training", finished, unfinished, run).returncode == 0

@@ -7,15 +7,17 @@ import signal
 import subprocess
 
 import pytest
-from train.little import CONFIG, train, trainer
+from train.little import CONFIG, train
 from train.processes import start, wait_for
 
 from irpe.train.locks import lock_run
+from irpe.train.signals import StoppedError
 
 HOLD = """
 import sys, time
 from pathlib import Path
 from irpe.train.locks import lock_run
+from irpe.train.signals import StoppedError
 with lock_run(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)
@@ -86,6 +88,10 @@ train(sys.argv[1], CONFIG.replace(epochs=400))
 """
 
 
+def stop_at_once(event):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def test_a_run_that_is_alive_is_neither_started_nor_resumed_again(tmp_path):
     process = start("-c", LONG, tmp_path / "run")
     try:
@@ -97,6 +103,6 @@ def test_a_run_that_is_alive_is_neither_started_nor_resumed_again(tmp_path):
     finally:
         process.kill()
         process.wait()
-    with trainer(tmp_path / "run", CONFIG.replace(epochs=400)) as run:
-        assert run.done > 0
+    with pytest.raises(StoppedError, match=r"stopped in epoch ([2-9]|[1-9]\d+) after"):
+        train(tmp_path / "run", CONFIG.replace(epochs=400), stop_at_once)
     assert os.listdir(tmp_path) == ["run"]

@@ -161,6 +161,10 @@ def read_report(folder: Path, *others: Path) -> AblationReport:
         >>> from pathlib import Path
         >>> report = irpe.ablation.read_report(Path("runs/ablation"))  # doctest: +SKIP
         >>> pandas.DataFrame(report.table())  # doctest: +SKIP
+        >>> irpe.ablation.read_report(Path("nowhere"))
+        Traceback (most recent call last):
+        ...
+        irpe.errors.UserError: nowhere is not the folder of an ablation: it has no ablation.json
     """
     parts = [_read_folder(each) for each in (folder, *others)]
     first = parts[0]

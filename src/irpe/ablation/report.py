@@ -62,6 +62,9 @@ class AblationReport:
 
     Examples:
         >>> import irpe.ablation
+        >>> report = irpe.ablation.AblationReport("An example", "laptop", [], [], {})
+        >>> report.table()
+        []
         >>> report = irpe.ablation.ablate(ablation)  # doctest: +SKIP
         >>> print(report.answer().headline)  # doctest: +SKIP
         >>> pandas.DataFrame(report.table())  # doctest: +SKIP

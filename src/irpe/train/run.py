@@ -232,6 +232,10 @@ def load_run(directory: str | Path) -> "nn.Module":
     Examples:
         >>> import irpe.train
         >>> model = irpe.train.load_run("runs/laptop")  # doctest: +SKIP
+        >>> irpe.train.load_run("nowhere")
+        Traceback (most recent call last):
+        ...
+        irpe.errors.MissingFileError: nowhere/run.json does not exist: nowhere is not a run
     """
     return Run(directory).load()
 
@@ -245,6 +249,10 @@ def read_metrics(directory: str | Path) -> dict[str, list[float]]:
     Examples:
         >>> import irpe.train
         >>> table = irpe.train.read_metrics("runs/laptop")  # doctest: +SKIP
+        >>> irpe.train.read_metrics("nowhere")
+        Traceback (most recent call last):
+        ...
+        irpe.errors.MissingFileError: nowhere/metrics.csv does not exist: nowhere is not a ...
     """
     return Run(directory).metrics()
 

@@ -142,7 +142,11 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
 
     Examples:
         >>> import irpe.viz
-        >>> path = irpe.viz.save_figure(irpe.viz.plot_index(), "index.svg")  # doctest: +SKIP
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = irpe.viz.save_figure(irpe.viz.plot_index(), f"{folder}/index.svg")
+        >>> path.name
+        'index.svg'
     """
     path = check_output(path, FORMATS)
     matplotlib = require("matplotlib", "viz")

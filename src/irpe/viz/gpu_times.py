@@ -21,8 +21,9 @@ def plot_gpu_times(report: "GpuReport") -> "Figure":
 
     Examples:
         >>> import irpe.viz
-        >>> from irpe.profile.gpu import measure_gpu
-        >>> figure = irpe.viz.plot_gpu_times(measure_gpu())  # doctest: +SKIP
+        >>> from irpe.profile.gpu import AttentionTimes, GpuReport  # measure_gpu returns one
+        >>> row = AttentionTimes("ViT-S", "K", True, "fast", 1.0, {"fast": 1.2}, {})
+        >>> figure = irpe.viz.plot_gpu_times(GpuReport("a GPU", {}, [row]))
     """
     if not report.attentions:
         raise UserError("a report without attentions: measure at least one size and encoding")

@@ -25,8 +25,10 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
         path: A PNG, JPEG or any other file that Pillow reads.
 
     Examples:
-        >>> import irpe.viz
-        >>> image = irpe.viz.read_image("photo.jpg")  # doctest: +SKIP
+        >>> import irpe.viz, pathlib
+        >>> path = pathlib.Path(irpe.viz.__file__).parent / "assets" / "scene.png"
+        >>> irpe.viz.read_image(path).size
+        (224, 224)
     """
     pillow = require("PIL.Image", "viz")
     from irpe.train.image_files import convert_mode

@@ -106,8 +106,12 @@ def save_animation(
         seconds: How long each is shown.
 
     Examples:
-        >>> import irpe.viz
-        >>> path = irpe.viz.save_animation(pictures, "star.gif")  # doctest: +SKIP
+        >>> import irpe.viz, tempfile
+        >>> pictures = [irpe.viz.default_image(), irpe.viz.default_image().rotate(90)]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = irpe.viz.save_animation(pictures, f"{folder}/star.gif")
+        >>> path.name
+        'star.gif'
     """
     path = check_output(path, ANIMATIONS)
     file, arguments = io.BytesIO(), {"save_all": True, "duration": int(1000 * seconds), "loop": 0}

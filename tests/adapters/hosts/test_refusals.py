@@ -95,7 +95,12 @@ CANNOT_HAVE = [
 ]
 
 
-@pytest.mark.parametrize(("host", "arguments", "message"), CANNOT_HAVE, ids=str)
+def name_of(value):
+    """Returns the same name in every process, also of what makes a model."""
+    return getattr(value, "__name__", str(value))
+
+
+@pytest.mark.parametrize(("host", "arguments", "message"), CANNOT_HAVE, ids=name_of)
 def test_what_a_host_cannot_have_leaves_it_unchanged(host, arguments, message):
     model = HOSTS[host].make() if isinstance(host, str) else host()
     before = state_of(model)

@@ -54,7 +54,11 @@ def register_host(
             two a plain model is passed to `load_equipped`.
 
     Examples:
-        >>> import irpe
+        >>> import irpe, torch
+        >>> class Squares(torch.nn.Module):
+        ...     def forward(self, x):
+        ...         return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        >>> irpe.register_host(Squares, num_prefix_tokens=1)
         >>> irpe.register_host(  # doctest: +SKIP
         ...     MyAttention, model=MyModel, convolution="patches", num_prefix_tokens=1
         ... )
