@@ -230,6 +230,10 @@ def _failure_at(part: nn.Module, host: Any, size: Size) -> Exception | None:
     """Returns why a model does not run at a size, `None` if it does; nothing is computed."""
     tensors = (*part.parameters(), *part.buffers())
     twin = copy.deepcopy(part, {id(tensor): tensor for tensor in tensors}).eval()
+    for module in twin.modules():  # BEiT of transformers would keep a fake index in its cache
+        cached = getattr(module, "generate_relative_position_index", None)
+        if cached is not None:
+            vars(module)["generate_relative_position_index"] = cached.__wrapped__
     like = next((x for x in tensors if x.is_floating_point()), torch.empty(0))
     try:
         with _unlogged(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
