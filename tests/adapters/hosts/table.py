@@ -214,7 +214,7 @@ ROTATING = {
 BIASED = {
     "BEiT": ("beit_base_patch16_224", 1, {}),
     "BEiT, shared": ("beit_base_patch16_224", 1, {"use_shared_rel_pos_bias": True}),
-    "RelPos": ("vit_relpos_small_patch16_224", 0, {}),
+    "RelPos": ("vit_relpos_small_patch16_224", 0, {}),  # VisionTransformerRelPos
     "RelPos with a class token": ("vit_relpos_base_patch16_clsgap_224", 1, {}),
     "RelPos, shared": ("vit_srelpos_small_patch16_224", 0, {}),
 }
