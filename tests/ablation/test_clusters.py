@@ -129,7 +129,7 @@ def test_slurm(tmp_path, data, local, has_accounting):
 
 
 def test_the_command_shows_slurm_jobs_and_those_that_timed_out(tmp_path, data):
-    """`irpe ablate --cluster slurm`, ended and started again; jobs that may run for two minutes."""
+    """`irpe ablate --cluster slurm`, ended and started again; jobs that may run for three minutes."""
     pytest.importorskip("submitit")
     if reason := missing_parts(has_accounting=False):
         pytest.skip(reason)
@@ -138,7 +138,7 @@ def test_the_command_shows_slurm_jobs_and_those_that_timed_out(tmp_path, data):
                "--warmup-epochs", "0", "--batch-size", "8", "--seeds", "1", "--row", "K=K",
                "--row", "absolute=none,keep", "--epochs", "20000", "--set", "eval_every=20000",
                "--cluster", "slurm", "--slurm"]  # fmt: skip
-    short = [*options, "timeout_min=2,signal_delay_s=30,partition=all"]
+    short = [*options, "timeout_min=3,signal_delay_s=20,partition=all"]
     with SlurmCluster(tmp_path / "slurm", has_accounting=False):
         command = [sys.executable, "-m", "irpe", *short]
         with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as begun:
