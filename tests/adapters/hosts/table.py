@@ -306,7 +306,7 @@ TIMM |= {
     ),
     "Swin": on_map(make_timm_swin, {(32, 64): (2, 4)}, bias=TABLE,
                    smaller={"depths": (2,), "num_heads": (2,)}),
-    "Swin v2": on_map(make_timm_swin_v2, {(32, 64): (2, 4)}, bias=("cpb_mlp.2", "cpb_mlp")),
+    "Swin v2": on_map(make_timm_swin_v2, {(32, 64): (2, 4)}, bias=("cpb_mlp.2", "cpb_mlp")),  # SwinTransformerV2
     "MViTv2": on_map(make_mvit, {(64, 64): None}, bias=("rel_pos",), is_described=False),
     "MViTv2 with a class token": on_map(
         partial(make_mvit, use_cls_token=True), {(64, 64): None}, 1, bias=("rel_pos",),
