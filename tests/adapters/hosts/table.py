@@ -162,7 +162,7 @@ def make_timm_swin(**arguments):
 
 
 def make_timm_swin_v2(**arguments):
-    """Swin v2 of timm: shifted windows of 2 x 4."""
+    """Swin v2 of timm (SwinTransformerV2): shifted windows of 2 x 4."""
     sizes = {"img_size": (32, 64), "window_size": (2, 4), "embed_dim": 16, "depths": (2, 2)}
     return of_timm("swinv2_tiny_window8_256", **{**sizes, "num_heads": (2, 4), **arguments})
 
@@ -306,7 +306,7 @@ TIMM |= {
     ),
     "Swin": on_map(make_timm_swin, {(32, 64): (2, 4)}, bias=TABLE,
                    smaller={"depths": (2,), "num_heads": (2,)}),
-    "Swin v2": on_map(make_timm_swin_v2, {(32, 64): (2, 4)}, bias=("cpb_mlp.2", "cpb_mlp")),  # SwinTransformerV2
+    "Swin v2": on_map(make_timm_swin_v2, {(32, 64): (2, 4)}, bias=("cpb_mlp.2", "cpb_mlp")),
     "MViTv2": on_map(make_mvit, {(64, 64): None}, bias=("rel_pos",), is_described=False),
     "MViTv2 with a class token": on_map(
         partial(make_mvit, use_cls_token=True), {(64, 64): None}, 1, bias=("rel_pos",),
