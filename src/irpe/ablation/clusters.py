@@ -77,7 +77,11 @@ class Slurm:
 
 def _run_in_job(cell: Cell) -> CellResult:
     """Runs a cell in a SLURM job, which submitit sends SIGUSR2 when its time is nearly over."""
-    signal.signal(signal.SIGUSR2, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+
+    def stop(number: int, frame: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGUSR2, stop)
     try:
         return run_here(cell)
     except StoppedError as error:
