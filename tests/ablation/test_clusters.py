@@ -129,7 +129,7 @@ def test_slurm(tmp_path, data, local, has_accounting):
 
 
 def test_the_command_shows_slurm_jobs_and_those_that_timed_out(tmp_path, data):
-    """`irpe ablate --cluster slurm`, ended and started again; jobs that may run for three minutes."""
+    """`irpe ablate --cluster slurm`, ended and started again; some jobs run for three minutes."""
     pytest.importorskip("submitit")
     if reason := missing_parts(has_accounting=False):
         pytest.skip(reason)

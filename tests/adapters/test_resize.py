@@ -249,3 +249,10 @@ def test_a_failure_on_the_way_leaves_the_model(monkeypatch):
         irpe.resize(model, 64)
     assert_same(model.state_dict(), state)
     assert torch.equal(run(model, (32, 32)), before)
+
+
+def test_a_size_that_fails_is_not_logged(caplog):
+    model = make("transformers CLIP", equipped=False)
+    with pytest.raises(irpe.UserError, match="would do"):
+        irpe.resize(model, (40, 36))
+    assert not caplog.records

@@ -69,8 +69,8 @@ def test_tables_can_be_solved_for_first(tmp_path, monkeypatch, capsys):
 
 def test_irpe_eval_prepares_images_as_the_example_does(tmp_path):
     import timm
-    from irpe.cli.classifiers import as_classifier
 
+    from irpe.tasks.classify.others import as_classifier
     from irpe.tasks.classify.sources import open_evaluation
     from irpe.tasks.classify.transforms import eval_images
     from irpe.train.sampling import Sample

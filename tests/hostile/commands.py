@@ -125,7 +125,8 @@ class Server:
             path.rmdir() if path.is_dir() else path.unlink()
         if code not in (1, 2) or "Traceback" in said:
             return f"exit {code}: {said[-300:]}"
-        if code == 1 and len(said.strip().splitlines()) != 1:
+        lines = [x for x in said.strip().splitlines() if not x.startswith("comparing ")]
+        if code == 1 and len(lines) != 1:  # an ablation says first what it will compare
             return f"several lines: {said[-300:]}"
         return f"left {left}" if left else "refused"
 

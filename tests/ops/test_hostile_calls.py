@@ -182,6 +182,17 @@ def test_compiles_with_sizes_that_are_not_known():
     torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("text", ["product-contextual-qkv", "cross-bias-k", "alibi-2d"])
+def test_modules_compile_with_sizes_that_are_not_known(text):
+    """The maps are constants of the program here."""
+    attention = irpe.RPEAttention(16, 2, text, 1)
+    compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch in (2, 5):
+        x = torch.randn(batch, 7, 16)
+        torch.testing.assert_close(compiled(x, grid=(2, 3)), attention(x, grid=(2, 3)))
+    torch._dynamo.reset()
+
+
 @pytest.mark.parametrize("count", [10**30, 2**40, -1, True, 1.0])
 def test_a_number_of_prefix_tokens_that_no_image_has_is_refused(count):
     with pytest.raises(irpe.UserError, match="num_prefix_tokens"):

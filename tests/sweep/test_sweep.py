@@ -49,7 +49,7 @@ def test_a_part_of_timm():
     assert resized == {
         "vision_transformer": "224 x 160",
         "eva": "320 x 256",
-        "maxxvit": "?",
+        "maxxvit": "224 x 160",
         "twins": "288 x 224",
     }
 

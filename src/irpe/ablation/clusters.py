@@ -75,13 +75,13 @@ class Slurm:
         return "its SLURM jobs go on"
 
 
+def _save_and_stop(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _run_in_job(cell: Cell) -> CellResult:
     """Runs a cell in a SLURM job, which submitit sends SIGUSR2 when its time is nearly over."""
-
-    def stop(number: int, frame: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    signal.signal(signal.SIGUSR2, stop)
+    signal.signal(signal.SIGUSR2, _save_and_stop)
     try:
         return run_here(cell)
     except StoppedError as error:

@@ -155,7 +155,7 @@ def _interval(value: float, parts: Sequence[tuple[float, int]]) -> tuple[float, 
     total = sum(part for part, _ in parts)
     if total == 0:
         return 0.0, float(value == 0)
-    freedom = total**2 / sum(part**2 / degrees for part, degrees in parts)
+    freedom = 1 / sum((part / total) ** 2 / degrees for part, degrees in parts)
     error = math.sqrt(total)
     half = error * float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
     return half, 2 * float(special.stdtr(freedom, -abs(value) / error))

@@ -31,6 +31,7 @@ from irpe.adapters.swaps import (
     set_class,
     undo_change,
 )
+from irpe.core.augmentation import NONE
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import AnyEncoding, Encoding, parse_encoding
 from irpe.core.encodings.model_only import CPVT, NoEncoding
@@ -117,7 +118,7 @@ def _plan_change(model: nn.Module, call: Equipment) -> list[Swap]:
     plan = find_attentions(model, replace(call, absolute="none") if replaces_absolute else call)
     _check_builtin_bias(model, plan, call)
     change = [*_changes_of_layers(plan.sites, call), *plan.changes]
-    if isinstance(call.spec, Encoding) and call.spec.augmentation:
+    if isinstance(call.spec, Encoding) and call.spec.augmentation != NONE:
         chosen = [site.attention for site in choose_layers(plan.sites, call.layers)]
         change += augment_positions(model, change, chosen)
     change += set_attribute(model, EQUIPMENT, (*equipment_of(model), call))

@@ -6,8 +6,11 @@ builds for the new size, without values, which says what is to be different (`ad
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import prod
 from typing import Any, TypeVar
 
@@ -26,6 +29,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Size = tuple[int, int]  # rows and columns of an image, in pixels
 
 _RESIZED = "_irpe_resized"  # the attribute of a model that holds what `resize` has changed
+_MOST_OTHERS = 2  # sizes that are named
 _FACTORS = (1, 2, 4, 8)  # of the side of a patch, by which sizes that would do are looked for
 
 
@@ -82,8 +86,8 @@ def resize(model: Model, image_size: int | Sequence[int]) -> Model:
         )
     failure = _try_size(inner, size)
     if failure is not None:
-        found = [other for other in _others(parts, size) if _would_do(inner, other)]
-        sizes = " or ".join(f"{rows} x {columns}" for rows, columns in found[:3])
+        found = (other for other in _others(parts, size) if _would_do(inner, other))
+        sizes = " or ".join(f"{rows} x {columns}" for rows, columns in islice(found, _MOST_OTHERS))
         raise UserError(
             f"{type(inner).__qualname__} cannot be had at {size[0]} x {size[1]} pixels: {failure}"
             f"{f'; {sizes} would do' if sizes else ''}"
@@ -226,14 +230,29 @@ def _failure_at(part: nn.Module, host: Any, size: Size) -> Exception | None:
     """Returns why a model does not run at a size, `None` if it does; nothing is computed."""
     tensors = (*part.parameters(), *part.buffers())
     twin = copy.deepcopy(part, {id(tensor): tensor for tensor in tensors}).eval()
+    for module in twin.modules():  # BEiT of transformers would keep a fake index in its cache
+        cached = getattr(module, "generate_relative_position_index", None)
+        if cached is not None:
+            vars(module)["generate_relative_position_index"] = cached.__wrapped__
     like = next((x for x in tensors if x.is_floating_point()), torch.empty(0))
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        with _unlogged(), FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
             image = torch.zeros(2, host.channels_of(part), *size, device=like.device)
             host.run(twin, image.to(like.dtype))
     except Exception as error:
         return error
     return None
+
+
+@contextmanager
+def _unlogged() -> Generator[None]:
+    """Keeps torch from logging what does not run, which is an answer here."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _others(parts: Sequence[tuple[nn.Module, Any]], size: Size) -> list[Size]:
@@ -267,6 +286,10 @@ def adopt_size(part: nn.Module, own: Size, size: Size, host: Any) -> None:
     for name, module in part.named_modules():
         if name not in news:
             continue
+        window = vars(news[name]).get("window_size")
+        if hasattr(module, "set_window_size") and vars(olds[name]).get("window_size") != window:
+            whole: Any = module
+            whole.set_window_size(window)  # of timm, which resamples the tables
         _adopt_attributes(module, olds[name], news[name])
         for kind in ("_parameters", "_buffers"):
             for key, tensor in list(vars(module)[kind].items()):

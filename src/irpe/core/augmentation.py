@@ -60,9 +60,6 @@ class Augmentation:
             coordinates = coordinates * (math.log(self.rescale) * sample[0]).exp()
         return coordinates
 
-    def __bool__(self) -> bool:
-        return bool(self.chosen())
-
     def __str__(self) -> str:
         return "".join(f"+{name}{number_text(value)}" for name, value in self.chosen().items())
 

@@ -137,7 +137,7 @@ def _coordinates(
 
 def _after_prefix(values: Tensor, num_prefix_tokens: int) -> Tensor:
     """Returns values of all tokens; those of prefix tokens are zero: no rotation."""
-    return torch.cat([values.new_zeros(num_prefix_tokens, values.shape[1]), values])
+    return torch.cat([values.new_zeros(num_prefix_tokens, values.size(1)), values])
 
 
 @cached_constant(maxsize=16)

@@ -8,6 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from irpe.core.augmentation import NONE
 from irpe.core.buckets import (
     BucketMap,
     bucket_maps,
@@ -96,7 +97,7 @@ class RelativePositionEncoding(nn.Module):
         self.spec = attention_encoding(spec)
         self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
         self.impl = impl
-        self._augments = bool(self.spec.augmentation)
+        self._augments = self.spec.augmentation != NONE
         for role in TABLE_LISTS:
             setattr(self, role, nn.ParameterList())
         shapes = self.spec.parameter_shapes(self.size)

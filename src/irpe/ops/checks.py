@@ -130,8 +130,7 @@ def _check_tokens(
 
 def _check_map(bucket_map: BucketMap, q: Tensor, keys: int) -> None:
     ids, queries = bucket_map.compact_ids, q.shape[2]
-    shape = ids.shape
-    rows, columns = shape[-2], shape[-1]
+    rows, columns = ids.size(-2), ids.size(-1)  # of a constant, a compiler knows no shape
     if rows != queries or columns != keys:
         has = f"{queries}" if queries == keys else f"{queries} queries and {keys} keys"
         of = f"{rows} tokens" if rows == columns else f"{rows} queries and {columns} keys"
@@ -139,9 +138,9 @@ def _check_map(bucket_map: BucketMap, q: Tensor, keys: int) -> None:
             f"the grid of the maps has {of} but q has {has}: pass the grid of this input, and "
             "the number of its prefix tokens"
         )
-    if len(shape) == 3 and shape[0] != q.shape[0]:
+    if ids.ndim == 3 and ids.size(0) != q.shape[0]:
         raise UserError(
-            f"the maps are for a batch of {shape[0]} but q has {q.shape[0]} images: make them "
+            f"the maps are for a batch of {ids.size(0)} but q has {q.shape[0]} images: make them "
             "for this batch"
         )
     if ids.device != q.device:
@@ -176,8 +175,8 @@ def _rows_in_use(
                 "module that is called, fully_shard(attention.rpe), its attention or its block, "
                 "and call that"
             )
-        shape, rows = table.shape, bucket_map.num_buckets
-        width = (shape[-1] if splits_head else dim,) if is_vector else ()
+        shape, rows = table.size(), bucket_map.num_buckets
+        width = (table.size(-1) if splits_head else dim,) if is_vector else ()
         if shape != (1, rows, *width) and shape != (heads, rows, *width):
             raise UserError(
                 f"{name} holds a table of shape {_shape(table)}; for {heads} heads and these maps "

@@ -162,7 +162,7 @@ def make_timm_swin(**arguments):
 
 
 def make_timm_swin_v2(**arguments):
-    """Swin v2 of timm: shifted windows of 2 x 4."""
+    """Swin v2 of timm (SwinTransformerV2): shifted windows of 2 x 4."""
     sizes = {"img_size": (32, 64), "window_size": (2, 4), "embed_dim": 16, "depths": (2, 2)}
     return of_timm("swinv2_tiny_window8_256", **{**sizes, "num_heads": (2, 4), **arguments})
 
@@ -214,7 +214,7 @@ ROTATING = {
 BIASED = {
     "BEiT": ("beit_base_patch16_224", 1, {}),
     "BEiT, shared": ("beit_base_patch16_224", 1, {"use_shared_rel_pos_bias": True}),
-    "RelPos": ("vit_relpos_small_patch16_224", 0, {}),
+    "RelPos": ("vit_relpos_small_patch16_224", 0, {}),  # VisionTransformerRelPos
     "RelPos with a class token": ("vit_relpos_base_patch16_clsgap_224", 1, {}),
     "RelPos, shared": ("vit_srelpos_small_patch16_224", 0, {}),
 }

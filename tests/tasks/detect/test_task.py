@@ -138,22 +138,23 @@ def test_images_of_voc_without_lists_are_held_out(tmp_path):
     texts = {f"{n:02}": voc_text(*(scene if n == 7 else scene[:1])) for n in range(10)}
     shutil.rmtree(make_voc(tmp_path, texts) / "ImageSets")
     with pytest.raises(FileNotFoundError, match=r"--holdout 0\.2"):
-        task(tmp_path)
+        task(tmp_path).open("train", None)
     job = task(tmp_path, CONFIG.replace(val_split="val", holdout=0.3))
-    parts = [[s.filename(i)[-6:-4] for i in range(len(s))] for s in (job.train, job.val)]
+    opened = (job.open("train", None).source, job.open("val").source)
+    parts = [[s.filename(i)[-6:-4] for i in range(len(s))] for s in opened]
     assert [len(part) for part in parts] == [7, 3]
     assert sorted(parts[0] + parts[1]) == sorted(texts)
     assert job.config.classes == ("blue", "red")  # of all images, wherever the blue one is
     again = task(tmp_path, CONFIG.replace(val_split="val", holdout=0.3, classes=job.config.classes))
-    assert [again.val.filename(i)[-6:-4] for i in range(3)] == parts[1]
+    assert [again.open("val").source.filename(i)[-6:-4] for i in range(3)] == parts[1]
     make_voc(tmp_path, texts)
     with pytest.raises(ValueError, match=r"--holdout is for .* leave it out"):
-        task(tmp_path, CONFIG.replace(val_split="val", holdout=0.3))
+        task(tmp_path, CONFIG.replace(val_split="val", holdout=0.3)).open("train", None)
 
 
 def test_images_of_coco_are_not_held_out(data):
     with pytest.raises(ValueError, match="--holdout is for Pascal VOC"):
-        task(data, CONFIG.replace(val_split="val", holdout=0.3))
+        task(data, CONFIG.replace(val_split="val", holdout=0.3)).open("train", None)
 
 
 def test_cached_features_need_a_frozen_backbone_with_weights():

@@ -140,18 +140,19 @@ def test_images_of_voc_without_lists_are_held_out(tmp_path, data):
                 Image.new("L", (32, 16), 3 * (ending == "png")).save(path)
     config = CONFIG.replace(ignore_label=255, holdout=0.4)
     with pytest.raises(FileNotFoundError, match=r"--holdout 0\.2"):
-        task(tmp_path, config.replace(holdout=0.0))
+        task(tmp_path, config.replace(holdout=0.0)).open("train", None)
     job = task(tmp_path, config)
-    parts = [[s.filename(i)[-5] for i in range(len(s))] for s in (job.train, job.val)]
+    opened = (job.open("train", None).source, job.open("val").source)
+    parts = [[s.filename(i)[-5] for i in range(len(s))] for s in opened]
     assert [len(part) for part in parts] == [3, 2]
     assert sorted(parts[0] + parts[1]) == ["1", "2", "3", "4", "5"]
-    assert (job.val.read(0)[1] == 3).all()
+    assert (opened[1].read(0)[1] == 3).all()
     lists = tmp_path / "ImageSets/Segmentation"
     lists.mkdir(parents=True)
     (lists / "train.txt").write_text("1\n2\n")
     for folder in (tmp_path, data):
         with pytest.raises(ValueError, match="--holdout is for"):
-            task(folder, config)
+            task(folder, config).open("train", None)
 
 
 @pytest.mark.parametrize(
