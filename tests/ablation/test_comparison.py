@@ -107,7 +107,7 @@ def test_a_report_shows_itself_in_a_notebook(ended):
 
 def test_a_folder_is_read_again_without_training(ended, capsys):
     ablation, report, _ = ended
-    assert read_report(ablation.folder).as_json() == report.as_json()
+    assert read_report(str(ablation.folder)).as_json() == report.as_json()
     stamps = {path: path.stat().st_mtime_ns for path in ablation.folder.rglob("*.*")}
     command, given = understand(["ablate", str(ablation.folder)])
     command(**given)

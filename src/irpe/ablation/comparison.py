@@ -149,7 +149,7 @@ def ablate(
     return report
 
 
-def read_report(folder: Path, *others: Path) -> AblationReport:
+def read_report(folder: Path | str, *others: Path | str) -> AblationReport:
     """Returns the report of an ablation that has ended, or of what it has found so far.
 
     Args:
@@ -166,7 +166,7 @@ def read_report(folder: Path, *others: Path) -> AblationReport:
         ...
         irpe.errors.UserError: nowhere is not the folder of an ablation: it has no ablation.json
     """
-    parts = [_read_folder(each) for each in (folder, *others)]
+    parts = [_read_folder(Path(each)) for each in (folder, *others)]
     first = parts[0]
     for path, part in zip(others, parts[1:], strict=True):
         differs = [name for name in first.settings if first.settings[name] != part.settings[name]]
