@@ -6,10 +6,11 @@ packages slurm-wlm, and slurmdbd and mariadb-server for the accounting.
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol")
@@ -118,6 +119,7 @@ class SlurmCluster:
         self.stack.callback(_restore, before)
         os.environ["SLURM_CONF"] = str(self.folder / "slurm.conf")
         os.environ["PATH"] += ":/usr/sbin:/sbin"
+        self.stack.callback(self._end_steps)  # last of all
         self._start_munge()
         if self.has_accounting:
             self._start_accounting()
@@ -132,6 +134,15 @@ class SlurmCluster:
         """Cancels what still runs, so that no step outlives the cluster."""
         ask("scancel", "--me")
         _wait(lambda: not ask("squeue", "-h"), "jobs do not end")
+
+    def _end_steps(self) -> None:
+        """Ends the daemons of steps that nobody is left to take leave of."""
+        mark = f"SLURM_CONF={self.folder}/".encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                is_step = (process / "comm").read_text() == "slurmstepd\n"
+                if is_step and mark in (process / "environ").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
 
     def start(self, name: str, *command: str) -> None:
         """Starts a process of the cluster."""
