@@ -55,12 +55,12 @@ def animate_star(
     first = call.num_prefix_tokens
     shares = pick_head(call.score_shares(), head)[first:, first:].view(-1, *grid.shape)
     bound = float(shares.abs().max()) or 1.0
+    height = _WIDTH * grid.shape[0] / grid.shape[1] + 1.3  # the title takes the rest
+    columns = 2 if image is None else 3
     pictures: list[Image] = []
     for patch in wander(grid):
-        figure = new_figure(
-            _WIDTH * (2 if image is None else 3), _WIDTH * grid.shape[0] / grid.shape[1] + 1.3
-        )
-        drawn = panels(figure, 1, 2 if image is None else 3, space=0.04)[0]
+        figure = new_figure(_WIDTH * columns, height)
+        drawn = panels(figure, 1, columns, space=0.04)[0]
         if image is not None:
             draw_picture(drawn[0], image, grid)
             draw_star(drawn[0], *patch, size=9)
