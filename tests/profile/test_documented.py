@@ -11,9 +11,9 @@ from irpe.core.encodings import NAMES
 from irpe.core.methods import METHODS
 from irpe.profile.cost import count
 
-FOLDER = Path(__file__).parents[2] / "docs/explanation"
-PAGES = "\n".join(path.read_text() for path in FOLDER.glob("encodings-*.md"))
-COSTS = re.findall(r"^`(\S+)`: ([-+][\d,]+) parameters, \+([\d.]+) M MACs", PAGES, re.MULTILINE)
+PAGE = Path(__file__).parents[2] / "docs/explanation/encodings.md"
+COST = re.compile(r"^`(\S+)`: ([-+][\d,]+) parameters, \+([\d.]+) M MACs", re.MULTILINE)
+COSTS = COST.findall(PAGE.read_text())
 DEIT_S = "deit_small_patch16_224"
 
 
