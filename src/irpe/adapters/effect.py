@@ -18,6 +18,7 @@ from irpe.adapters.equipped import (
     generator_of,
     is_equipped,
 )
+from irpe.nn.modes import eval_mode
 from irpe.nn.tables import RelativePositionEncoding, Temperature
 from irpe.ops.shapes import Tokens
 
@@ -49,15 +50,9 @@ def effects_in(model: nn.Module, run: Callable[[], object]) -> dict[str, float]:
         model: An equipped model; its training mode is as before afterwards.
         run: Calls it.
     """
-    was_training = [(module, module.training) for module in model.modules()]
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    with torch.no_grad(), _comparing(model, sums):
-        try:
-            model.eval()
-            run()
-        finally:
-            for module, mode in was_training:
-                module.training = mode
+    with torch.no_grad(), eval_mode(model), _comparing(model, sums):
+        run()
     return {name: (change / whole) ** 0.5 for name, (change, whole) in sums.items() if whole}
 
 

@@ -1,10 +1,9 @@
-"""Images that a model is measured on: batches, those held out, and the mode of the model."""
+"""Images that a model is measured on: batches, and those held out."""
 
-from collections.abc import Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from irpe.errors import UserError, UserTypeError
 
@@ -50,15 +49,3 @@ def _as_tensors(images: Tensor | Iterable[Tensor]) -> list[Tensor]:
             "on and one to choose the penalty on; some dozens are better"
         )
     return groups
-
-
-@contextmanager
-def eval_mode(model: nn.Module) -> Generator[None]:
-    """Sets a model to eval mode, and each module back to its own afterwards."""
-    was_training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in was_training:
-            module.training = mode

@@ -15,10 +15,11 @@ from irpe.adapters.swaps import undo_change
 from irpe.core.encodings import parse_encoding
 from irpe.core.encodings.spec import RPESpec
 from irpe.errors import UserError
+from irpe.nn.modes import eval_mode
 from irpe.nn.tables import RelativePositionEncoding
 from irpe.progress import Event, Listener, silent
 from irpe.relative.conversion import Agreement, Conversion, SolvedAttention
-from irpe.relative.images import batches_of, eval_mode
+from irpe.relative.images import batches_of
 from irpe.relative.lockstep import Lockstep
 from irpe.relative.outputs import accuracy, features_of
 from irpe.relative.solve import (

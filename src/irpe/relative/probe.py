@@ -13,7 +13,8 @@ from irpe.adapters.equip import equip
 from irpe.adapters.equipped import is_equipped
 from irpe.core.positions import Grid, Positions
 from irpe.errors import UserError
-from irpe.relative.images import batches_of, eval_mode
+from irpe.nn.modes import eval_mode
+from irpe.relative.images import batches_of
 from irpe.relative.lockstep import AttentionInput, Lockstep
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.core.positions import Grid, Points, Positions, Subset
 from irpe.errors import UserError
+from irpe.nn.modes import eval_mode
 from irpe.nn.tables import RelativePositionEncoding
 from irpe.ops.attention import rpe_attention_weights
 
@@ -178,13 +179,8 @@ def capture(model: nn.Module, *inputs: Any, **keywords: Any) -> list[CapturedAtt
         ['blocks.0.attn']
     """
     calls: list[CapturedAttention] = []
-    was_training = [(module, module.training) for module in model.modules()]
-    with torch.no_grad(), _noting(model, calls):
-        try:
-            model.eval()(*inputs, **keywords)
-        finally:
-            for module, mode in was_training:
-                module.training = mode
+    with torch.no_grad(), eval_mode(model), _noting(model, calls):
+        model(*inputs, **keywords)
     return calls
 
 
