@@ -7,9 +7,10 @@ WEIGHTS is that of benchmarks.relative. Classification of 29 classes of Tiny-Ima
 class, 112 pixels) and segmentation of CamVid (184 images of 112 x 154 pixels, a linear head on the
 patch tokens), each 3 epochs in batches of 16, in bfloat16 autocast. Every run is scored on held-out
 images (of the training images of Tiny-ImageNet, of CamVid's `val`), which choose rates with seed 0,
-and on test images (`val` and `test`). The rate of the model is chosen for the plain model and is
-that of all rows but the head alone, which has its own. Results are in docs/results/finetuning.json;
-runs that it has are not repeated. One thread; times are CPU times.
+and on test images (`val` and `test`). The plain model, the one that was made relative and the head
+alone choose the rate of the model; tables beside the absolute encoding, or with the head alone,
+choose their own on top of it. Results are in docs/results/finetuning.json; runs that it has are not
+repeated. One thread; times are CPU times.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import json
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -39,7 +40,7 @@ from irpe.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "finetuning.json"
 SEEDS, EPOCHS, BATCH = (0, 1, 2), 3, 16
-RATES, FACTORS = (1e-5, 3e-5), (5.0, 50.0, 500.0)
+RATES, FACTORS = (1e-5, 3e-5, 1e-4), (5.0, 50.0, 500.0)
 SPEC = "product-contextual-k"
 HEAD_RATES = (1e-4, 1e-3)  # of a head alone, before the factor
 HEAD_FACTOR = 10  # the rate of the new head, as a multiple of the model's
@@ -55,8 +56,9 @@ class Run:
 
     Args:
         task: What is learned.
-        row: "plain", "head alone", "beside" (tables of zeros beside the absolute encoding) or
-            "made relative" (solved tables in its place).
+        row: "plain", "head alone", "beside" (tables of zeros beside the absolute encoding),
+            "head and tables" (the same, and nothing else is trained) or "made relative" (solved
+            tables in its place).
         lr: The rate of the model.
         factor: The rate of tables, as a multiple of `lr`.
         seed: The order of images, and how they are flipped.
@@ -71,7 +73,7 @@ class Run:
     @property
     def name(self) -> str:
         """The name in the results."""
-        tables = f", tables x{self.factor:g}" if self.row in ("beside", "made relative") else ""
+        tables = "" if self.row in ("plain", "head alone") else f", tables x{self.factor:g}"
         return f"{self.task}: {self.row}, lr {self.lr:g}{tables}, seed {self.seed}"
 
 
@@ -82,21 +84,27 @@ def find_runs(done: dict[str, Any]) -> Iterator[Run]:
         return max(runs, key=lambda run: done[run.name]["held-out"])
 
     chosen: dict[str, list[Run]] = {}
+    heads: dict[str, Run] = {}
     for seed in SEEDS:
         for task in TASKS:
             if seed == 0:
                 plain = [Run(task, "plain", lr, 5, 0) for lr in RATES]
-                yield from plain
-                lr = best(plain).lr
-                beside = [Run(task, "beside", lr, factor, 0) for factor in FACTORS]
+                relative = [Run(task, "made relative", lr, 5, 0) for lr in RATES[1:]]
+                alone = [Run(task, "head alone", lr, 5, 0) for lr in HEAD_RATES]
+                yield from (*plain, *relative, *alone)
+                beside = [Run(task, "beside", best(plain).lr, factor, 0) for factor in FACTORS]
                 yield from beside
-                chosen[task] = [best(plain), Run(task, "made relative", lr, 5, 0), beside[0]]
-                chosen[task] += [best(beside)] if best(beside) != beside[0] else []
-                heads = [Run(task, "head alone", lr, 5, 0) for lr in HEAD_RATES]
-                yield from heads
-                chosen[task] += [best(heads)]
+                heads[task] = best(alone)
+                found = [best(plain), beside[0], best(beside), best(relative), heads[task]]
+                chosen[task] = list(dict.fromkeys(found))
             for run in chosen[task]:
-                yield Run(run.task, run.row, run.lr, run.factor, seed)
+                yield replace(run, seed=seed)
+    for task in TASKS:
+        lr = heads[task].lr
+        tables = [Run(task, "head and tables", lr, factor, 0) for factor in FACTORS[1:]]
+        yield from tables
+        for seed in SEEDS:
+            yield replace(best(tables), seed=seed)
 
 
 @dataclass(frozen=True)
@@ -152,7 +160,7 @@ def build(data: Data, run: Run) -> Any:
     model: Any = data.place.model()
     if run.row == "made relative":
         model = copy.deepcopy(make_relative(data, run.task))
-    elif run.row == "beside":
+    elif run.row in ("beside", "head and tables"):
         irpe.equip(model, SPEC)
     if run.task == "camvid":
         model = Segmenter(model)
@@ -176,10 +184,12 @@ def make_groups(model: Any, run: Run) -> list[dict[str, Any]]:
     """Returns what is trained, in groups with their rates."""
     head = list(model.head.parameters())
     found = [{"params": head, "lr": HEAD_FACTOR * run.lr, "weight_decay": 0.0}]
-    if run.row == "head alone":
+    if run.row in ("head alone", "head and tables"):
+        tables = [model.get_parameter(name) for name in table_names(model)]
         model.requires_grad_(False)
-        model.head.requires_grad_(True)
-        return found
+        for parameter in (*head, *tables):
+            parameter.requires_grad_(True)
+        return [*found, {"params": tables, "lr": run.factor * run.lr, "weight_decay": 0.0}]
     of_head = {id(parameter) for parameter in head}
     for group in irpe.parameter_groups(model, 0.05, lr=run.lr, table_lr=run.factor):
         found.append({**group, "params": [p for p in group["params"] if id(p) not in of_head]})
