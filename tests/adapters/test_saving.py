@@ -55,12 +55,12 @@ TOLD = {
     "registers": (lambda: make_vit("vit_small_patch14_reg4_dinov2"), {}, images()),
     "no head": (lambda: make_vit(num_classes=0, global_pool="avg"), {}, images()),
     "grey images": (lambda: make_vit(in_chans=1), {}, images()[:, :1]),
+    "features": (lambda: make_vit(features_only=True, out_indices=[1]), {}, images()),
     "swin with drop": (make_tiny_swin, {"builtin_bias": "drop"}, images()),
 }
 # Models that only their makers can make: they are passed when they are loaded.
 UNTOLD = {
     "inside another": (lambda: nn.Sequential(make_vit(), nn.ReLU()), {}, images()),
-    "features": (lambda: make_vit(features_only=True, out_indices=[1]), {}, images()),
     "torch.nn attention": (make_attention, {"grid": (2, 3)}, tokens()),
     "torch.nn encoder": (lambda: make_encoder(norm=True), {"grid": (6,)}, tokens()),
 }

@@ -15,15 +15,13 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
 from irpe.adapters.equip import LACKS, apply_equipment, remember_changes, removed_by
-from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of
-from irpe.adapters.grids import LAST
+from irpe.adapters.equipped import Equipment, equipment_of
 from irpe.adapters.hosts import host_named, hosts_of
 from irpe.adapters.swaps import Swap, undo_change
 from irpe.core.encodings import parse_encoding
@@ -48,13 +46,6 @@ _DESCRIPTION, _TENSORS = "irpe.json", "model.safetensors"
 _LOCK = f".{_DESCRIPTION}.lock"
 _CHECKSUM = re.compile("[0-9a-f]{64}")
 _FORMAT = 1
-# Attributes in which equal models can differ: the state that a module is in.
-_STATE_ATTRIBUTES = {
-    "training", "grad_checkpointing", "_is_accelerate_prepared", "_is_torch_compile",
-    EQUIPMENT,  # which a wrapper of torch.compile may have instead
-    LAST,
-    LACKS,
-}  # fmt: skip
 
 
 def save_equipped(model: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -263,12 +254,11 @@ def _is_of_a_killed_save(file: Path) -> bool:
 def _describe(model: nn.Module, equipment: Sequence[Equipment]) -> dict[str, Any] | None:
     """Returns what a host needs to build the plain model again, or `None` if none can.
 
-    Libraries do not record all arguments of a model, so a description counts only if the model that
-    it builds is the same: layer by layer, and tensor by tensor in name and shape.
+    A library does not record what was changed by hand since, so a model without values is built
+    and equipped, and compared: its modules, what they print of themselves, and its tensors.
     """
     for library, host in hosts_of(model).items():
-        describe: Any = getattr(host, "describe_model", None)
-        arguments = None if describe is None else describe(model)
+        arguments = host.describe_model(model) if hasattr(host, "describe_model") else None
         if arguments is None:
             continue
         description = {"library": library, "arguments": arguments}
@@ -279,44 +269,20 @@ def _describe(model: nn.Module, equipment: Sequence[Equipment]) -> dict[str, Any
                 apply_equipment(twin, call)
         except ValueError:  # it was made with arguments that the library does not record
             continue
-        ignored = _STATE_ATTRIBUTES | getattr(host, "STATE_ATTRIBUTES", set[str]())
-        is_same = _structure(twin, ignored) == _structure(model, ignored)
-        if is_same and _layout(twin) == _layout(model):
+        if _structure(twin) == _structure(model):
             return description
     return None
 
 
-def _structure(model: nn.Module, ignored: set[str]) -> dict[str, tuple[object, ...]]:
-    """Returns what the modules of a model are, besides their tensors."""
-    return {
-        name: (
-            type(module),
-            {
-                key: _comparable(value)
-                for key, value in vars(module).items()
-                if key not in ignored and _is_comparable(value)
-            },
-        )
+def _structure(model: nn.Module) -> list[tuple[object, ...]]:
+    """Returns what a model prints of its modules, and the shapes of its tensors, without dtypes."""
+    modules = [
+        (name, type(module), module.extra_repr())
         for name, module in model.named_modules()
-    }
-
-
-def _is_comparable(value: object) -> bool:
-    if isinstance(value, list):  # what was a tuple may have become a list in a description
-        return all(isinstance(item, int | float) for item in value)
-    return isinstance(value, bool | int | float | str | tuple | FunctionType | partial)
-
-
-def _comparable(value: object) -> object:
-    """Returns what equal values have equal: lists as tuples, partial functions as their parts."""
-    if isinstance(value, partial):
-        return value.func, value.args, tuple(value.keywords.items())
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _layout(model: nn.Module) -> dict[str, tuple[object, ...]]:
-    """Returns the shapes of a model's tensors, and whether they are contiguous."""
-    return {name: (x.shape, x.is_contiguous()) for name, x in model.state_dict().items()}
+        if not isinstance(module, nn.ParameterList)
+    ]
+    tensors = model.state_dict().items()
+    return [*modules, *((name, x.shape, x.is_contiguous()) for name, x in tensors)]
 
 
 def _build(host: dict[str, Any] | None, path: Path) -> nn.Module:

@@ -3,8 +3,7 @@
 A host has functions `find_row(kind)`, which returns what is known of a class of attentions (`Row`),
 and `find_attentions(model, call)`, which returns a `Plan`. Where its models can be built again from
 what they know about themselves, it also has `describe_model(model)`, which returns arguments that
-json can hold, or `None`, and `build_model(arguments)`. `STATE_ATTRIBUTES` may name attributes of
-its modules in which two equal models can differ. Classes of the user's own come first
+json can hold, or `None`, and `build_model(arguments)`. Classes of the user's own come first
 (`registered`).
 """
 

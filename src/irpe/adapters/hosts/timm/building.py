@@ -5,90 +5,41 @@ from typing import Any
 
 import timm
 import torch
-from timm.layers.drop import DropPath
-from timm.layers.mlp import Mlp
+from timm.models import get_model_args
 from torch import nn
 
-from irpe.adapters.hosts.timm.families import TOKEN_MODELS
 from irpe.errors import MissingFileError, UserError
 from irpe.hub import cached_if_unreachable
 
-# Which arguments of `timm.create_model` a description may hold: sizes and switches, no paths.
-_ARGUMENTS = {
-    "model_name", "num_classes", "in_chans", "img_size", "global_pool", "drop_path_rate", "depth",
-    "embed_dim", "num_heads", "patch_size", "dynamic_img_size", "dynamic_img_pad", "mlp_ratio",
-    "class_token", "init_values", "qkv_bias", "qkv_fused", "qk_norm", "num_kv_heads", "swiglu_mlp",
-    "num_reg_tokens", "merge_size", "depths", "embed_dims", "window_size", "neck_chans",
-    "use_rel_pos", "use_rope", "use_abs_pos", "global_attn_indexes", "use_abs_pos_emb",
-    "use_rel_pos_bias", "use_shared_rel_pos_bias", "use_rot_pos_emb", "use_post_norm",
-    "scale_attn_inner", "rel_pos_type", "shared_rel_pos", "layers",
-    "strict_img_size", "pretrained_window_sizes", "mlp_ratios", "wss", "sr_ratios", "linear",
-    "patch_drop_rate",
-}  # fmt: skip
+_TEXTS = {"model_name", "global_pool", "rel_pos_type"}  # which texts a description may hold
 
 _SIZES = {"depth", "embed_dim", "in_chans", "img_size", "num_heads", "patch_size"}
 
 
 def describe_model(model: nn.Module) -> dict[str, Any] | None:
-    """Returns arguments of `timm.create_model` for a model, if it is one of timm's.
-
-    They are those that timm recorded, and those that can be read from the model as it is now.
-    """
+    """Returns the arguments of `timm.create_model` that timm recorded, if json can hold them."""
     config: Any = getattr(model, "pretrained_cfg", None) or {}
     if not type(model).__module__.startswith("timm.") or not config.get("architecture"):
         return None
-    recorded: dict[str, Any] = getattr(model, "_model_args", {})  # not in older releases of timm
-    arguments = {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in recorded.items()
-        if name in _ARGUMENTS and _is_plain(value)
-    }
-    arguments["model_name"] = config["architecture"]
-    embedding: Any = getattr(model, "patch_embed", None)
-    rates = [module.drop_prob for module in model.modules() if isinstance(module, DropPath)]
-    arguments["drop_path_rate"] = max(rates, default=0.0)
-    for name in ("num_classes", "in_chans"):
-        if hasattr(model, name):
-            arguments[name] = getattr(model, name)
-    if hasattr(embedding, "img_size"):
-        arguments["img_size"] = embedding.img_size
-    if isinstance(model, TOKEN_MODELS):
-        arguments |= _sizes_of(model)
+    recorded = {**vars(model).get("_model_args", {}), **get_model_args(model)}
+    arguments = {"model_name": config["architecture"], **recorded}
+    if not all(_is_plain(*item) for item in arguments.items()):
+        return None
     return dict(sorted(arguments.items()))  # one model, one description
 
 
-def _sizes_of(model: Any) -> dict[str, Any]:
-    """Returns what a model with blocks knows about its sizes, recorded by timm or not."""
-    first = model.blocks[0]
-    arguments = {
-        "global_pool": model.global_pool,
-        "depth": len(model.blocks),
-        "embed_dim": model.embed_dim,
-        "patch_size": model.patch_embed.patch_size[0],
-    }
-    if hasattr(model, "dynamic_img_size"):
-        arguments["dynamic_img_size"] = model.dynamic_img_size
-    if hasattr(getattr(model, "patch_drop", None), "prob"):
-        arguments["patch_drop_rate"] = model.patch_drop.prob
-    if hasattr(first, "attn"):
-        arguments["num_heads"] = first.attn.num_heads
-    if type(getattr(first, "mlp", None)) is Mlp:
-        arguments["mlp_ratio"] = first.mlp.fc1.out_features / first.mlp.fc1.in_features
-    return arguments
-
-
-def _is_plain(value: object) -> bool:
-    """Tells whether json can hold a value as it is."""
+def _is_plain(name: str, value: object) -> bool:
+    """Returns whether an argument is a number, a switch or a list of these: no path, no code."""
     if isinstance(value, list | tuple):
-        return all(isinstance(item, int | float) for item in value)
-    return isinstance(value, bool | int | float | str)
+        return all(_is_plain("", item) for item in value)
+    return isinstance(value, bool | int | float) or (isinstance(value, str) and name in _TEXTS)
 
 
 def build_model(arguments: dict[str, Any]) -> nn.Module:
-    """Returns the plain model of a description: no other argument of timm's gets through."""
-    unknown = sorted(set(arguments) - _ARGUMENTS)
-    if unknown:
-        raise UserError(f"arguments {unknown} are not among {', '.join(sorted(_ARGUMENTS))}")
+    """Returns the plain model of a description: no path and no code gets through to timm."""
+    refused = sorted(name for name, value in arguments.items() if not _is_plain(name, value))
+    if refused:
+        raise UserError(f"arguments {refused} are not numbers, switches or lists of these")
     if not timm.is_model(arguments["model_name"]):
         raise UserError(f"model_name {arguments['model_name']!r} is not a model of timm")
     rest = {name: value for name, value in arguments.items() if name != "model_name"}

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.host import Plan, Row
 from irpe.adapters.hosts.transformers import sizes as sizes
-from irpe.adapters.hosts.transformers.building import STATE_ATTRIBUTES as STATE_ATTRIBUTES
 from irpe.adapters.hosts.transformers.building import build_model as build_model
 from irpe.adapters.hosts.transformers.building import describe_model as describe_model
 from irpe.adapters.hosts.transformers.building import read_config as read_config

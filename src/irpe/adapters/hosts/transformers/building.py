@@ -18,13 +18,6 @@ from transformers import PreTrainedModel
 from irpe.adapters.swaps import Swap, set_attribute
 from irpe.errors import UserError
 
-# Attributes in which equal models can differ: passing state, and what the configuration says.
-STATE_ATTRIBUTES = {
-    "gradient_checkpointing", "name_or_path", "shift_size", "window_size", "_is_hf_initialized",
-    "_output_capturing_hooks_installed", "_loss_function",
-}  # fmt: skip
-
-
 # Around these values of a saved configuration: AutoModel refuses the first, all stock classes the
 # second, and their errors show what they refuse.
 _REFUSED = ("model_type", "dtype")
