@@ -3,6 +3,7 @@
 import pytest
 import timm
 from sweep import page, timm_models, transformers_models
+from sweep.verdicts import Verdicts
 
 EQUIPPED = ["test_vit", "vit_tiny_patch16_dinov3_qkvb", "test_maxvit", "twins_svt_small"]
 REFUSED = ["convit_tiny", "vit_pwee_patch16_reg1_gap_256", "xcit_nano_12_p16_224"]
@@ -18,6 +19,17 @@ def test_rows_of_some_models():
     ]
     assert "cannot be equipped: timm.models.convit.GPSA mixes attention" in rows[0].sentence
     assert rows[1].sentence == "EvaAttention"
+
+
+def test_a_sweep_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
+    names, file = EQUIPPED[:2], tmp_path / "known"
+    first = timm_models.rows(names[:1], run=False, known=Verdicts(file))
+    judged, judge = [], timm_models.judge
+    monkeypatch.setattr(timm_models, "judge", lambda name: judged.append(name) or judge(name))
+    rows = timm_models.rows(names, run=False, known=Verdicts(file))
+    assert judged == names[1:]
+    assert first[0] in rows
+    assert len(file.read_text().splitlines()) == len(rows) == 2
 
 
 REASON = "its attention is transformers.models.e.modeling_e.EAttention"
@@ -66,7 +78,7 @@ def test_every_stock_vit_and_swin_of_timm_is_equipped():
 def test_a_part_of_transformers(monkeypatch):
     names = ["ViTModel", "CLIPVisionModel", "ResNetModel"]
     monkeypatch.setattr(transformers_models, "names_of_classes", lambda: names)
-    found = {name: verdict for name, _, verdict, *_ in transformers_models.verdicts()}
+    found = {name: verdict for name, _, verdict, *_ in transformers_models.verdicts(Verdicts())}
     assert found == {
         "ViTModel": "equipped",
         "CLIPVisionModel": "equipped",

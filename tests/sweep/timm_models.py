@@ -8,6 +8,7 @@ zero tables must not change its output, random ones must.
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import timm
 import torch
@@ -20,6 +21,7 @@ from irpe.adapters.refusals import REFUSED, is_attention
 
 from .page import TimmRow
 from .resizing import try_resize
+from .verdicts import Verdicts
 
 SPEC = "product-contextual-k"
 MOST_PARAMETERS = 60_000_000  # of a model that is run
@@ -31,64 +33,77 @@ class Row:
 
     Args:
         model: The class.
-        attentions: Its attentions.
         verdict: equipped, refused or not built.
         sentence: What is equipped, or the reason.
+        attentions: Its attentions.
         names: The models, by size.
         resized: The size that one of them was resized to, or why not; empty if none was run.
     """
 
     model: str
-    attentions: tuple[str, ...]
     verdict: str
     sentence: str
+    attentions: tuple[str, ...]
     names: dict[str, int] = field(default_factory=dict[str, int])
     resized: str = ""
 
 
-def rows(names: Iterable[str] | None = None, run: bool = True) -> list[Row]:
-    """Returns a row for each class and its attentions, for all models with self-attention."""
+def rows(
+    names: Iterable[str] | None = None, run: bool = True, known: Verdicts | None = None
+) -> list[Row]:
+    """Returns a row for each class and its attentions, for all models with self-attention.
+
+    Args:
+        names: The models; all of them by default.
+        run: Whether one model of each row is run.
+        known: What an earlier sweep has found.
+    """
+    known = known or Verdicts()
     found: dict[tuple[str, ...], Row] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in timm.list_models() if names is None else names:
-            row, size = judge(name)
-            if row is not None:
-                key = (row.model, *row.attentions, row.verdict, row.sentence)
-                found.setdefault(key, row).names[name] = size
+            verdict = known.of(name, partial(judge, name))
+            if verdict is not None:
+                *key, attentions, size = verdict
+                row = found.setdefault((*key, *attentions), Row(*key, tuple(attentions)))
+                row.names[name] = size
         for row in found.values():
             if run and row.verdict == "equipped":
-                done, row.resized = try_out(row)
+                name, size = min(row.names.items(), key=lambda item: item[1])
+                done, row.resized = known.of(f"run {name}", partial(try_out, name, size))
                 row.sentence = f"{row.sentence}; {done}"
     return sorted(found.values(), key=lambda row: (row.model, row.attentions))
 
 
-def verdicts() -> Iterator[TimmRow]:
+def verdicts(known: Verdicts) -> Iterator[TimmRow]:
     """Yields the rows of the page."""
-    for row in rows():
+    for row in rows(known=known):
         attentions, count = ", ".join(row.attentions), len(row.names)
         yield row.model, attentions, count, row.verdict, row.resized, row.sentence
 
 
-def judge(name: str) -> tuple[Row | None, int]:
-    """Returns the verdict on a model, if it has self-attention, and its number of parameters."""
+def judge(name: str) -> tuple[str, str, str, list[str], int] | None:
+    """Returns the first fields of a model's row and its number of parameters.
+
+    A model without self-attention has no row: `None`.
+    """
     try:
         with torch.device("meta"):
             model = timm.create_model(name)
     except Exception as error:
-        return Row(name, (), "not built", str(error).splitlines()[0]), 0
-    found = {short_name(type(m)) for m in model.modules() if is_known(m)}
+        return name, "not built", str(error).splitlines()[0], [], 0
+    found = sorted({short_name(type(m)) for m in model.modules() if is_known(m)})
     if not found:
-        return None, 0
-    row = Row(short_name(type(model)), tuple(sorted(found)), "refused", "")
+        return None
     try:
         irpe.equip(model, SPEC)
     except ValueError as error:
-        row.sentence = str(error)
+        verdict, sentence = "refused", str(error)
     else:
-        row.verdict = "equipped"
-        row.sentence = what_is_equipped(model)
-    return row, sum(parameter.numel() for parameter in model.parameters())
+        verdict, sentence = "equipped", what_is_equipped(model)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return short_name(type(model)), verdict, sentence, found, size
 
 
 def is_known(module: nn.Module) -> bool:
@@ -115,9 +130,13 @@ def short_name(kind: type) -> str:
     return full_name(kind).removeprefix("timm.").removeprefix("models.").removeprefix("layers.")
 
 
-def try_out(row: Row) -> tuple[str, str]:
-    """Returns what the smallest model of a row does with tables, and whether it can be resized."""
-    name, size = min(row.names.items(), key=lambda item: item[1])
+def try_out(name: str, size: int) -> tuple[str, str]:
+    """Returns what a model does with tables, and whether it can be resized.
+
+    Args:
+        name: The model.
+        size: Its number of parameters.
+    """
     if size > MOST_PARAMETERS:
         return f"{name} not run, it has {size / 1e6:.0f} million parameters", ""
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from irpe.adapters.equipped import equipped_attentions, table_names
 
 from .page import OtherRow
 from .resizing import try_resize
+from .verdicts import Verdicts
 
 SPEC = "product-contextual-k"
 FEW = 2  # layers
@@ -33,7 +35,7 @@ DEPTHS = {
 }  # fmt: skip
 
 
-def verdicts() -> Iterator[OtherRow]:
+def verdicts(known: Verdicts) -> Iterator[OtherRow]:
     """Yields the rows of the page."""
     logging.disable(logging.WARNING)
     with warnings.catch_warnings():
@@ -42,7 +44,7 @@ def verdicts() -> Iterator[OtherRow]:
             kind = getattr(transformers, name)
             if takes_images(kind):
                 model_type = getattr(kind.config_class, "model_type", "") or kind.__module__
-                yield (name, model_type, *judge(kind))
+                yield (name, model_type, *known.of(name, partial(judge, kind)))
     logging.disable(logging.NOTSET)
 
 
