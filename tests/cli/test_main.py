@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+from importlib import metadata
 from signal import SIGTERM
 
 import pytest
@@ -37,7 +38,7 @@ finally:
 def test_the_module_is_the_program_and_loads_no_library_of_models_for_nothing(tmp_path):
     process = start("-c", VERSION, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
     version, modules = process.communicate()[0].splitlines()
-    assert version.startswith("irpe 0.1.0, ")
+    assert version.startswith(f"irpe {metadata.version('irpe')}, ")
     assert modules == "[]"
     assert process.returncode == 0
 
