@@ -182,14 +182,25 @@ def test_compiles_with_sizes_that_are_not_known():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("text", ["product-contextual-qkv", "cross-bias-k", "alibi-2d"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "product-contextual-qkv",
+        "cross-bias-k",
+        "alibi-2d",
+        "rope-axial+ref14+product-bias-k",
+        "rope-axial+shift1",
+        "rope-mixed+shift1",
+    ],
+)
 def test_modules_compile_with_sizes_that_are_not_known(text):
-    """The maps are constants of the program here."""
-    attention = irpe.RPEAttention(16, 2, text, 1)
+    """The maps, angles and coordinates are constants of the program here."""
+    attention = irpe.RPEAttention(24, 2, text, 2)
     compiled = torch.compile(attention, fullgraph=True, dynamic=True, backend="aot_eager")
-    for batch in (2, 5):
-        x = torch.randn(batch, 7, 16)
-        torch.testing.assert_close(compiled(x, grid=(2, 3)), attention(x, grid=(2, 3)))
+    for batch, grid in ((2, (2, 3)), (5, (4, 3))):
+        x = torch.randn(batch, 2 + grid[0] * grid[1], 24)
+        where = irpe.AugmentedGrid.of(grid) if "shift" in text else grid
+        torch.testing.assert_close(compiled(x, grid=where), attention(x, grid=where))
     torch._dynamo.reset()
 
 

@@ -18,7 +18,7 @@ def cached_constant(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     They outlive the call, so they must be plain tensors whatever goes on around it: modes
     (inference, tracing, default device) belong to a thread, and a new thread has none. A compiled
-    graph holds the tensors; for that the arguments must be plain values.
+    graph holds the tensors, their sizes fixed; for that the arguments must be plain values.
     """
 
     def decorate(build: Callable[P, R]) -> Callable[P, R]:
@@ -26,13 +26,15 @@ def cached_constant(maxsize: int) -> Callable[[Callable[P, R]], Callable[P, R]]:
         @functools.wraps(build)
         def build_in_fresh_thread(*args: Any, **kwargs: Any) -> R:
             with ThreadPoolExecutor(max_workers=1) as fresh_thread:
-                return fresh_thread.submit(build, *args, **kwargs).result()
+                found = fresh_thread.submit(build, *args, **kwargs).result()
+            _change_tensors(found, _fix_sizes)
+            return found
 
         @functools.wraps(build)
         def build_or_find(*args: Any, **kwargs: Any) -> R:
             found = build_in_fresh_thread(*args, **kwargs)
             if torch._C._len_torch_dispatch_stack() and (mode := _fake_mode()) is not None:
-                return _fake(found, mode)
+                return _change_tensors(found, mode.from_tensor)
             return found
 
         build_or_find.cache_clear = build_in_fresh_thread.cache_clear  # pyright: ignore
@@ -52,14 +54,24 @@ def _fake_mode() -> Any:
     return None if mode is None or mode.allow_non_fake_inputs else mode
 
 
-def _fake(found: Any, mode: Any) -> Any:
-    """Returns tensors without values in the place of those that were found."""
+def _change_tensors(found: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Returns what was found with each of its tensors changed."""
     if isinstance(found, tuple):
-        parts = [_fake(part, mode) for part in cast(tuple[Any, ...], found)]
+        parts = [_change_tensors(part, change) for part in cast(tuple[Any, ...], found)]
         return type(found)(*parts) if hasattr(found, "_fields") else tuple(parts)
     if hasattr(found, "with_tensors"):
-        return found.with_tensors(mode.from_tensor)
-    return mode.from_tensor(found)
+        return found.with_tensors(change)
+    return change(found)
+
+
+def _fix_sizes(tensor: Tensor) -> Tensor:
+    """As torch._dynamo.mark_static, without loading the compiler on import.
+
+    Where a program keeps all sizes open (dynamic=True), those of a constant would be guarded by a
+    name that nothing defines.
+    """
+    tensor._dynamo_static_indices = set(range(tensor.ndim))  # pyright: ignore
+    return tensor
 
 
 def traced_as_constant(function: Callable[P, R]) -> Callable[P, R]:

@@ -6,7 +6,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from irpe.core.cached import cached_constant
 from irpe.core.positions import Grid
 
 Coordinates = Float[Tensor, "positions axes"]
@@ -45,46 +44,17 @@ def rotate(
     return turned.flatten(-2).to(x.dtype)
 
 
-@cached_constant(maxsize=16)
 def axial_rotation(
-    shape: tuple[int, ...],
-    frequencies: tuple[float, ...],
-    normalized: bool,
-    reference: tuple[int, ...] | None,
-    num_prefix_tokens: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    positions: Coordinates, frequencies: Float[Tensor, " pairs"], num_prefix_tokens: int
 ) -> Rotation:
     """Returns the rotation of axial frequencies: each axis turns pairs of its own, in axis order.
 
-    Equal arguments get the same tensors; do not write to them.
-
-    Args:
-        shape: The shape of the grid.
-        frequencies: The angle for a step of one along an axis, for each of its pairs.
-        normalized: As in `coordinates`.
-        reference: See there.
-        num_prefix_tokens: How many tokens before the patches stay as they are.
-        device: Where the tensors are to be.
-        dtype: Their dtype.
-    """
-    positions = _coordinates(shape, normalized, reference)
-    rotation = rotation_at(positions, frequencies, num_prefix_tokens)
-    return Rotation(*(part.to(device, dtype) for part in rotation))
-
-
-def rotation_at(
-    positions: Coordinates, frequencies: tuple[float, ...], num_prefix_tokens: int
-) -> Rotation:
-    """Returns the rotation of axial frequencies at some coordinates.
-
     Args:
         positions: The coordinates of the tokens after the prefix tokens.
-        frequencies: As in `axial_rotation`.
+        frequencies: The angle for a step of one along an axis, for each of its pairs.
         num_prefix_tokens: How many tokens before these stay as they are.
     """
-    steps = _steps(frequencies, positions.device, positions.dtype)
-    angles = (positions[:, :, None] * steps).flatten(1)  # positions, axes times pairs of an axis
+    angles = (positions[:, :, None] * frequencies).flatten(1)  # positions, axes times pairs
     angles = _after_prefix(angles, num_prefix_tokens)[None]
     return Rotation(angles.cos(), angles.sin())
 
@@ -106,29 +76,16 @@ def mixed_rotation(
     return Rotation(angles.cos(), angles.sin())
 
 
-@cached_constant(maxsize=16)
 def coordinates(
-    shape: tuple[int, ...],
-    normalized: bool,
-    reference: tuple[int, ...] | None,
-    device: torch.device,
-    dtype: torch.dtype,
+    shape: tuple[int, ...], normalized: bool, reference: tuple[int, ...] | None
 ) -> Coordinates:
-    """Returns the coordinates of the patches of a grid; do not write to them.
+    """Returns the coordinates of the patches of a grid.
 
     Args:
         shape: The shape of the grid.
         normalized: Whether an axis runs from -1 to 1 (DINOv3) or counts patches.
         reference: The grid that this one is scaled to; `None` for none.
-        device: Where the tensor is to be.
-        dtype: Its dtype.
     """
-    return _coordinates(shape, normalized, reference).to(device, dtype)
-
-
-def _coordinates(
-    shape: tuple[int, ...], normalized: bool, reference: tuple[int, ...] | None
-) -> Coordinates:
     positions, size = Grid(shape).coordinates().double(), torch.tensor(shape).double()
     if normalized:
         return (positions + 0.5) / size * 2 - 1
@@ -138,10 +95,3 @@ def _coordinates(
 def _after_prefix(values: Tensor, num_prefix_tokens: int) -> Tensor:
     """Returns values of all tokens; those of prefix tokens are zero: no rotation."""
     return torch.cat([values.new_zeros(num_prefix_tokens, values.size(1)), values])
-
-
-@cached_constant(maxsize=16)
-def _steps(
-    frequencies: tuple[float, ...], device: torch.device, dtype: torch.dtype
-) -> Float[Tensor, " pairs"]:
-    return torch.tensor(frequencies, dtype=torch.float64).to(device, dtype)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from irpe.core.augmentation import NONE, Augmentation
+from irpe.core.cached import cached_constant
 from irpe.core.encodings.protocol import (
     AttentionArguments,
     Encoding,
@@ -18,7 +19,13 @@ from irpe.core.encodings.protocol import (
 )
 from irpe.core.numbers import number_text
 from irpe.core.positions import Grid
-from irpe.core.rotation import axial_rotation, coordinates, mixed_rotation, rotation_at
+from irpe.core.rotation import (
+    Coordinates,
+    Rotation,
+    axial_rotation,
+    coordinates,
+    mixed_rotation,
+)
 from irpe.errors import UserError, UserTypeError
 
 
@@ -109,18 +116,14 @@ class RopeAxial(_WithoutTables):
 
     def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the rotation on a grid."""
-        size = at.size
-        pairs = size.head_dim // (2 * size.ndim)
-        unit = 2 * math.pi if self.normalized else 1.0
-        frequencies = tuple(unit * self.base ** (-pair / pairs) for pair in range(pairs))
-        frame = (self.normalized, _reference_on(self, size.ndim))
-        count, dtype = size.num_prefix_tokens, torch.promote_types(at.dtype, torch.float32)
+        size, dtype = at.size, torch.promote_types(at.dtype, torch.float32)
         if at.sample is None:
-            rotation = axial_rotation(at.shape, frequencies, *frame, count, at.device, dtype)
+            rotation = _axial_rotation_on(self, at.shape, size, at.device, dtype)
         else:
-            positions = coordinates(at.shape, *frame, at.device, dtype)
+            positions = _coordinates_on(self, at.shape, at.device, dtype)
             positions = self.augmentation.apply(positions, at.sample)
-            rotation = rotation_at(positions, frequencies, count)
+            frequencies = _axial_frequencies(self, size, at.device, dtype)
+            rotation = axial_rotation(positions, frequencies, size.num_prefix_tokens)
         return AttentionArguments(rotation=rotation)
 
     def __str__(self) -> str:
@@ -176,8 +179,7 @@ class RopeMixed(_WithoutTables):
         """Returns the rotation on a grid."""
         frequencies: Tensor = parameters["frequencies"]
         dtype = torch.promote_types(frequencies.dtype, torch.float32)
-        reference = _reference_on(self, at.size.ndim)
-        positions = coordinates(at.shape, False, reference, frequencies.device, dtype)
+        positions = _coordinates_on(self, at.shape, frequencies.device, dtype)
         if at.sample is not None:
             positions = self.augmentation.apply(positions, at.sample)
         rotation = mixed_rotation(positions, frequencies, at.size.num_prefix_tokens)
@@ -193,6 +195,42 @@ class RopeMixed(_WithoutTables):
 
 
 Rotary = RopeAxial | RopeMixed
+
+
+# Constants of an encoding as a whole: a compiler that keeps sizes open takes none of its numbers.
+
+
+@cached_constant(maxsize=16)
+def _axial_rotation_on(
+    encoding: RopeAxial,
+    shape: tuple[int, ...],
+    size: HeadSize,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Rotation:
+    positions = _coordinates_on(encoding, shape, torch.device("cpu"), torch.float64)
+    frequencies = _axial_frequencies(encoding, size, positions.device, positions.dtype)
+    rotation = axial_rotation(positions, frequencies, size.num_prefix_tokens)
+    return Rotation(*(part.to(device, dtype) for part in rotation))
+
+
+@cached_constant(maxsize=16)
+def _coordinates_on(
+    encoding: Rotary, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
+) -> Coordinates:
+    normalized = isinstance(encoding, RopeAxial) and encoding.normalized
+    positions = coordinates(shape, normalized, _reference_on(encoding, len(shape)))
+    return positions.to(device, dtype)
+
+
+@cached_constant(maxsize=16)
+def _axial_frequencies(
+    encoding: RopeAxial, size: HeadSize, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    pairs = size.head_dim // (2 * size.ndim)
+    unit = 2 * math.pi if encoding.normalized else 1.0
+    frequencies = [unit * encoding.base ** (-pair / pairs) for pair in range(pairs)]
+    return torch.tensor(frequencies, dtype=torch.float64).to(device, dtype)
 
 
 def is_trained_as(encoding: Encoding, other: Encoding) -> bool:
