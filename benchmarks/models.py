@@ -20,7 +20,7 @@ import irpe
 from benchmarks.timing import interleaved_medians, ratios_to, write_report
 from irpe.adapters.equip import table_names
 from irpe.recipes.classification import laptop
-from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.task import build_model
 
 ENCODINGS = {
     "bias K": "product-bias-k",

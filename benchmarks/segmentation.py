@@ -18,7 +18,7 @@ from benchmarks.models import make_run, randomize_tables
 from benchmarks.timing import interleaved_medians, ratios_to, write_report
 from irpe.profile.measure import peak_memory
 from irpe.tasks.segment.config import SegmenterConfig
-from irpe.tasks.segment.model import build_segmenter
+from irpe.tasks.segment.task import build_segmenter
 
 ENCODINGS = {
     "plain": "none",

@@ -27,9 +27,8 @@ from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import RowResult, compare
 from irpe.adapters.effect import mean_effect, measure_effect
 from irpe.profile.count import count_parameters
-from irpe.tasks.classify.idx import IdxSource
-from irpe.tasks.classify.sources import EMBEDDED
-from irpe.train.score import Measure, Score
+from irpe.tasks.classify.sources import EMBEDDED, IdxSource
+from irpe.train.task import Measure, Score
 
 ROWS = {
     "no position": None,

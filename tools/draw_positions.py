@@ -6,8 +6,7 @@ import torch
 
 import irpe
 from irpe import viz
-from irpe.tasks.classify.idx import IdxSource
-from irpe.tasks.classify.sources import EMBEDDED
+from irpe.tasks.classify.sources import EMBEDDED, IdxSource
 
 FOLDER = Path(__file__).parents[1] / "docs/figures"
 SPECS = ("euclidean-contextual-k", "product-contextual-k")

@@ -256,6 +256,29 @@ def warn_unchecked(path: Path) -> None:
     warnings.warn(f"{path} has no checksum: damage would not be noticed", stacklevel=4)
 
 
+def check_regular(path: "str | os.PathLike[str]") -> None:
+    """Raises an error for a FIFO, a socket or a device, which reading could wait for forever."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise UserError(f"{path} is not a regular file, but a folder, FIFO, socket or device")
+
+
+def read_torch(path: Path) -> Any:
+    """Returns the tensors, numbers and strings in a torch file; nothing in it is executed."""
+    import torch
+
+    has_checksums = check_zip(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch meets damage in many ways
+        raise UserError(
+            f"{path} is damaged, or holds more than tensors, numbers and strings "
+            f"({type(error).__name__})"
+        ) from error
+    if not has_checksums:
+        warn_unchecked(path)
+    return content
+
+
 def check_writable(path: Path) -> None:
     """Raises an error if no file can be written there, before anything is computed."""
     _target(path)

@@ -4,7 +4,7 @@ from train.little import CONFIG, little
 
 from irpe.ablation.cells import CellResult, plan_cells
 from irpe.ablation.rows import AblationRow
-from irpe.train.score import Measure, Score
+from irpe.train.task import Measure, Score
 
 ROWS = [
     AblationRow("absolute", "none", "keep"),

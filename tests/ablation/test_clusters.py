@@ -23,7 +23,7 @@ from irpe.ablation.cells import read_result
 from irpe.ablation.clusters import Dask, Slurm
 from irpe.ablation.executors import LocalProcesses
 from irpe.ablation.running import Failure, run_cells
-from irpe.train.signals import StoppedError
+from irpe.train.processes import StoppedError
 
 pytestmark = pytest.mark.slow
 SEEDS = 6

@@ -4,7 +4,7 @@ import pytest
 from train.little import CONFIG, write_run
 
 from irpe.ablation.robustness import group_runs, label_encodings, name_groups
-from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.task import build_model
 from irpe.train.run import Run
 
 ABSOLUTE = CONFIG.replace(encoding="none", absolute="keep")

@@ -13,7 +13,7 @@ from irpe.ablation.rows import (
 )
 from irpe.models.paper import TABLES
 from irpe.recipes.classification import RECIPES
-from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.task import build_model
 
 ALL = [default_rows(), bucket_rows(), modern_rows(7), *map(table_rows, map(str, TABLES))]
 

@@ -21,7 +21,7 @@ from irpe.ablation.running import remaining, run_cells
 from irpe.ablation.statistics import collect_rows
 from irpe.ablation.worker import CellState
 from irpe.tasks.classify.task import ClassificationTask
-from irpe.train.signals import StoppedError
+from irpe.train.processes import StoppedError
 
 
 class Watch:

@@ -14,7 +14,7 @@ from irpe.ablation.report import legend, markdown_table, sentences
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import RowResult, collect_rows, compare
 from irpe.recipes import RECIPES
-from irpe.train.score import Measure, Score
+from irpe.train.task import Measure, Score
 
 ENCODINGS = {
     "absolute": ("none", "keep"),

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import irpe
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.task import build_model
 
 NAME = "vit_tiny_patch16_224"
 pytestmark = pytest.mark.filterwarnings("ignore:.*has no checksum")

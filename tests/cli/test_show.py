@@ -16,7 +16,7 @@ timm = pytest.importorskip("timm", reason="needs the extra 'timm'")
 
 
 from irpe.tasks.classify.config import ClassifierConfig  # noqa: E402
-from irpe.tasks.classify.model import build_model  # noqa: E402
+from irpe.tasks.classify.task import build_model  # noqa: E402
 from irpe.train.run import Run  # noqa: E402
 
 METRICS = (

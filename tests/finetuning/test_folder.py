@@ -71,9 +71,9 @@ def test_irpe_eval_prepares_images_as_the_example_does(tmp_path):
     import timm
 
     from irpe.tasks.classify.others import as_classifier
-    from irpe.tasks.classify.sources import open_evaluation
+    from irpe.tasks.classify.sources import open_split
     from irpe.tasks.classify.transforms import eval_images
-    from irpe.train.sampling import Sample
+    from irpe.train.processes import Sample
 
     write_images(tmp_path / "train", 1)
     write_images(tmp_path / "val", 3)
@@ -83,7 +83,7 @@ def test_irpe_eval_prepares_images_as_the_example_does(tmp_path):
         _, expected = example["make_datasets"](tmp_path, model)
         classifier = as_classifier(model, tmp_path)
         assert classifier.note is None
-        source = open_evaluation(str(tmp_path))
+        source = open_split(str(tmp_path), "val")
         images = eval_images(source, classifier.config, classifier.preparation)
         assert len(source) == len(expected) == 6
         found = {source.filename(i): images[Sample(0, i, i)][0] for i in range(6)}

@@ -26,7 +26,7 @@ from irpe.files import read_safetensors, to_safetensors
 from irpe.models.layout import read_checkpoint
 from irpe.recipes import RECIPES
 from irpe.tasks.classify.sources import open_split
-from irpe.tasks.detect.annotations.source import open_boxes
+from irpe.tasks.detect.boxes import open_boxes
 from irpe.train.config import RUN_FILE
 from irpe.train.run import Run, read_metrics
 

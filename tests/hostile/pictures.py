@@ -6,8 +6,8 @@ import numpy as np
 from hostile.cases import Case
 from PIL import Image
 
-from irpe.tasks.classify.class_folders import FolderSource
-from irpe.train.image_files import BrokenImageError, convert_mode
+from irpe.tasks.classify.sources import FolderSource
+from irpe.train.images import BrokenImageError, convert_mode
 
 # By name: what the elements 0 to 255 of a picture become, and Pillow's mode of the file.
 GREY = {

@@ -9,8 +9,7 @@ from hostile.cases import Case
 from train import little
 
 import irpe
-from irpe.train.run import Run, read_metrics
-from irpe.train.weights import read_weights
+from irpe.train.run import Run, read_metrics, read_weights
 
 MEASURED = {"seconds", "images_per_second"}  # differ between any two runs
 FORK = multiprocessing.get_context("fork")

@@ -9,8 +9,8 @@ import torch
 from irpe.recipes.classification import RECIPES
 from irpe.recipes.detection import RECIPES as DETECTORS
 from irpe.recipes.segmentation import RECIPES as SEGMENTERS
-from irpe.tasks.classify.model import build_model
-from irpe.tasks.segment.model import build_segmenter
+from irpe.tasks.classify.task import build_model
+from irpe.tasks.segment.task import build_segmenter
 
 
 @pytest.mark.parametrize("size", ["tiny", "small", "base"])

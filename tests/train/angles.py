@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from torch.nn import functional
 
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.task import build_model
 from irpe.train import Measure, RunConfig, Score, register_task
 from irpe.train.optim import encoder_groups
 

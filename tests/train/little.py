@@ -8,11 +8,10 @@ import torch
 
 from irpe.progress import silent
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.model import build_model
 from irpe.tasks.classify.sources import Subset, open_images
-from irpe.tasks.classify.task import ClassificationTask
+from irpe.tasks.classify.task import ClassificationTask, build_model
 from irpe.train.engine import Trainer
-from irpe.train.image_files import BrokenImageError
+from irpe.train.images import BrokenImageError
 from irpe.train.processes import make_accelerator
 from irpe.train.run import Run
 

@@ -8,8 +8,8 @@ import resource
 import pytest
 import torch
 
+from irpe.files import read_torch
 from irpe.train.run import Run
-from irpe.train.weights import read_torch
 
 STATE = {
     "model": {},
@@ -79,7 +79,7 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path):
     Run(tmp_path).save_checkpoint({**STATE, "model": {"a": expected}})
     whole = path.read_bytes()
     draw, refused = random.Random(0), []
-    for _ in range(300):
+    for _ in range(40):
         flipped = bytearray(whole)
         flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
         path.write_bytes(flipped)
@@ -89,7 +89,7 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path):
             refused.append(str(error))
         else:
             assert torch.equal(state["model"]["a"], expected)
-    assert len(refused) > 100
+    assert len(refused) > 10
     assert all(str(path) in message for message in refused)
 
 

@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from irpe.errors import UserError
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.detect.config import DetectorConfig
 from irpe.train.config import parse_config
@@ -143,26 +144,16 @@ def test_a_misspelt_field_gets_the_nearest():
         CONFIG.replace(epoch=3)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "match"),
-    [
-        ("low_lr_epochs", 300, "low_lr_epochs = 300 must be less than epochs = 300"),
-        ("epochs", 0, "epochs = 0 must be at least 1"),
-        ("lr", 0.0, "lr = 0.0 must be greater than 0"),
-        ("lr", float("nan"), "lr = nan"),
-        ("weight_decay", -0.1, "weight_decay = -0.1"),
-        ("mixup", float("nan"), "mixup = nan"),
-        ("drop_path", 1.5, "drop_path = 1.5 must be between 0 and 1"),
-        ("precision", "bf61", "did you mean 'bf16'"),
-        ("absolute", "keeps", "did you mean 'keep'"),
-        ("crop", 1e-9, "crop = 1e-09 must be at least 0.1"),
-        ("crop", 1.5, "crop = 1.5 must be between 0 and 1"),
-        ("channels", 4, "channels 4 is not one of 1, 3"),
-        ("warmup_epochs", 300, "must be less than epochs = 300"),
-    ],
-)
-def test_bad_values(field, value, match):
-    with pytest.raises(ValueError, match=match):
+BAD = {
+    "low_lr_epochs": 300, "epochs": 0, "lr": 0.0, "weight_decay": -0.1, "mixup": float("nan"),
+    "drop_path": 1.5, "precision": "bf61", "absolute": "keeps", "crop": 1e-9, "channels": 4,
+    "warmup_epochs": 300, "ema_decay": 1.0, "flip": -0.1, "workers": -1, "builtin_bias": "no",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "value"), BAD.items())
+def test_bad_values(field, value):
+    with pytest.raises(UserError, match=rf"{field} (= )?{value!r} "):
         CONFIG.replace(**{field: value})
 
 
@@ -175,15 +166,9 @@ def test_colour_jitter_beside_a_policy_that_replaces_it():
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "match"),
-    [
-        ("short_side", 400, "short_side = 400 must be at least 480"),
-        ("long_side", 700, "long_side = 700 must be at least 800"),
-        ("flip", 2, "flip = 2 must be between 0 and 1"),
-        ("cached_versions", -1, "cached_versions = -1 must be at least 0"),
-        ("mixup", 0.8, "field of detection 'mixup' is not one of"),
-    ],
+    ("field", "value"),
+    [("short_side", 400), ("long_side", 700), ("flip", 2), ("cached_versions", -1)],
 )
-def test_bad_values_of_a_detector(field, value, match):
-    with pytest.raises(ValueError, match=match):
+def test_bad_values_of_a_detector(field, value):
+    with pytest.raises(UserError, match=f"{field} = {value}"):
         DETECTOR.replace(**{field: value})

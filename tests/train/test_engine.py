@@ -12,10 +12,11 @@ from signatures import prover_of
 from train.little import AUGMENTED, CONFIG, Damaged, StopAt, little, task, train, trainer
 from train.processes import kill_again_and_again, position, start, wait_for
 
+from irpe.errors import UserError
 from irpe.train import engine
 from irpe.train.evaluation import evaluate
+from irpe.train.processes import StoppedError
 from irpe.train.run import Run, load_run, read_metrics
-from irpe.train.signals import StoppedError
 
 # Without anything random, and with an optimizer that does not amplify rounding.
 PLAIN = CONFIG.replace(flip=0.0, drop_path=0.0, optimizer="sgd", lr=0.1)
@@ -30,11 +31,11 @@ def without_times(history):
     return [{**row, "seconds": 0, "images_per_second": 0} for row in history]
 
 
-@pytest.fixture(scope="module", params=[CONFIG, AUGMENTED], ids=["plain", "augmented"])
-def whole(request, tmp_path_factory):
-    """A configuration, and an uninterrupted run of it."""
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A configuration with everything that is random, and an uninterrupted run of it."""
     directory = tmp_path_factory.mktemp("whole") / "run"
-    return request.param, directory, train(directory, request.param)
+    return AUGMENTED, directory, train(directory, AUGMENTED)
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +44,13 @@ def single(tmp_path_factory):
     return train(tmp_path_factory.mktemp("single") / "run", PLAIN).model.state_dict()
 
 
-@pytest.mark.parametrize("stop", [1, 6, 11])
-def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path, whole, stop):
+@pytest.mark.parametrize(("stop", "number"), [(1, signal.SIGTERM), (8, signal.SIGINT)])
+def test_a_stopped_run_goes_on_as_if_it_had_not(tmp_path, whole, stop, number):
     config, directory, expected = whole
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with pytest.raises(StoppedError, match="saved in"):
-        train(tmp_path / "run", config, StopAt(stop))
+        train(tmp_path / "run", config, StopAt(stop, number))
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
     torch.manual_seed(1234)  # whatever happens in between
     resumed = train(tmp_path / "run", config)
     assert same(expected.model, resumed.model)
@@ -73,13 +76,6 @@ def test_a_run_takes_the_implementations_that_it_took_before(tmp_path, monkeypat
     assert second.recorded == {"a call": "triton"}
     state = Run(tmp_path / "run").checkpoint()
     assert state["implementations"] == {"a call": "triton"}
-
-
-def test_an_interrupt_stops_a_run_too_and_the_handlers_are_put_back(tmp_path):
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with pytest.raises(StoppedError):
-        train(tmp_path / "run", CONFIG, StopAt(2, signal.SIGINT))
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
 def test_micro_batches_add_up_to_the_batch(tmp_path, single):
@@ -163,23 +159,9 @@ def test_the_learning_rate_warms_up_and_falls(tmp_path):
     assert watch.reports == [f"epoch   {epoch}/4" for epoch in range(1, 5)]
 
 
-def test_tables_have_no_weight_decay(tmp_path):
-    run = trainer(tmp_path / "run")
-    names = {id(p): name for name, p in run.raw.named_parameters()}
-    decay = {
-        names[id(p)]: g["weight_decay"] for g in run.optimizer.param_groups for p in g["params"]
-    }
-    assert all(value == 0 for name, value in decay.items() if ".rpe." in name)
-    assert decay["blocks.0.attn.qkv.weight"] == 0.05
-    assert sum(".rpe." in name for name in decay) == 6
-
-
 def test_the_average_is_saved_and_evaluated(whole):
     config, directory, found = whole
     state = Run(directory).checkpoint()
-    if not config.ema_decay:
-        assert state["average"] is None
-        return
     assert not torch.equal(state["model"]["head.weight"], state["average"]["head.weight"])
     assert torch.equal(found.model.state_dict()["head.weight"], state["average"]["head.weight"])
     (again,) = evaluate((task(config), found.model))
@@ -204,32 +186,27 @@ def test_broken_images_up_to_a_fraction(tmp_path, broken, limit, fails):
 
 
 @pytest.mark.parametrize(
-    ("changes", "match"),
+    ("changes", "said"),
     [
-        ({"batch_size": 64}, "batch_size = 64 is more than the 48 images"),
-        ({"device_batch_size": 3}, "device_batch_size = 3: it must be a multiple of 3"),
-        ({"device_batch_size": 1, "mixup": 0.8}, "1 per forward pass and device must be even"),
+        ({"batch_size": 64}, "64"),
+        ({"device_batch_size": 3}, "device_batch_size = 3"),
+        ({"device_batch_size": 1, "mixup": 0.8}, "mixup"),
         ({"model": "no_such_model"}, "no_such_model"),
         ({"model_args": {"no_such": 1}}, "no_such"),
-        ({"model_args": {"num_heads": 0}}, "num_heads = 0 must be a whole number of at least 1"),
-        (
-            {"model_args": {"num_heads": 5}},
-            "cannot be split between num_heads = 5: choose num_heads from 1, 2",
-        ),
-        ({"model_args": {"num_heads": "2"}}, "num_heads = '2' must be a whole number"),
-        ({"model_args": {"patch_size": 0}}, "patch_size = 0 must be a whole number"),
-        ({"model_args": {"patch_size": [7]}}, r"'patch_size': \[7\].*: tuple index out of range"),
-        (
-            {"model_args": {"embed_dim": 25}},
-            "embed_dim = 25 of .* cannot be split between num_heads = 3",
-        ),
-        ({"image_size": 1}, "image_size = 1 is less than a patch of .*, 7 pixels"),
-        ({"encoding": "product-contextual-z"}, "targets 'z'"),
+        ({"model_args": {"num_heads": 0}}, "num_heads = 0"),
+        ({"model_args": {"num_heads": 5}}, "num_heads = 5"),
+        ({"model_args": {"num_heads": "2"}}, "num_heads = '2'"),
+        ({"model_args": {"patch_size": 0}}, "patch_size = 0"),
+        ({"model_args": {"patch_size": [7]}}, "'patch_size': [7]"),
+        ({"model_args": {"embed_dim": 25}}, "embed_dim = 25"),
+        ({"image_size": 1}, "image_size = 1"),
+        ({"encoding": "product-contextual-z"}, "'z'"),
     ],
 )
-def test_what_cannot_be_trained(tmp_path, changes, match):
-    with pytest.raises(ValueError, match=match):
+def test_what_cannot_be_trained(tmp_path, changes, said):
+    with pytest.raises(UserError) as error:
         train(tmp_path / "run", CONFIG.replace(**changes))
+    assert said in str(error.value)
     assert not (tmp_path / "run").exists() or not list((tmp_path / "run").iterdir())
 
 

@@ -10,14 +10,14 @@ import pytest
 from train.little import CONFIG, train
 from train.processes import start, wait_for
 
-from irpe.train.locks import lock_run
-from irpe.train.signals import StoppedError
+from irpe.train.processes import StoppedError
+from irpe.train.run import lock_run
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from irpe.train.locks import lock_run
-from irpe.train.signals import StoppedError
+from irpe.train.run import lock_run
+from irpe.train.processes import StoppedError
 with lock_run(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

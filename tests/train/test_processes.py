@@ -2,17 +2,17 @@
 
 import pytest
 
-from irpe.train.processes import TIMEOUT_VARIABLE, read_timeout
+from irpe.train.processes import TIMEOUT_VARIABLE, _read_timeout
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", 1800.0), ("10", 10.0)])
 def test_the_time_that_a_process_waits_for_another(monkeypatch, text, seconds):
     monkeypatch.setenv(TIMEOUT_VARIABLE, text)
-    assert read_timeout() == seconds
+    assert _read_timeout() == seconds
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "soon"])
 def test_times_that_are_none(monkeypatch, text):
     monkeypatch.setenv(TIMEOUT_VARIABLE, text)
     with pytest.raises(ValueError, match=f"IRPE_TIMEOUT = '{text}' must be from 1 to 1,000,000"):
-        read_timeout()
+        _read_timeout()

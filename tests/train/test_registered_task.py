@@ -15,7 +15,7 @@ from train.processes import ENVIRONMENT
 
 import irpe.train as training
 from irpe.ablation import Ablation, ablate
-from irpe.train.signals import StoppedError
+from irpe.train.processes import StoppedError
 
 CONFIG = AngleConfig(
     encoding="product-contextual-k", epochs=2, batch_size=4, warmup_epochs=0, save_every=1, lr=1e-2

@@ -8,7 +8,7 @@ import torch
 from train.little import AUGMENTED, CONFIG, little
 
 from irpe.tasks.classify.transforms import Batch, train_images
-from irpe.train.sampling import Batches, EveryImage, make_loader, train_sampler
+from irpe.train.processes import Batches, EveryImage, make_loader, train_sampler
 
 NO_MIXING = AUGMENTED.replace(mixup=0.0, cutmix=0.0)
 

@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from timm.layers import resample_abs_pos_embed
 
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.model import build_model
+from irpe.tasks.classify.task import build_model
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
 BACKBONES = {

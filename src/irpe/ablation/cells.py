@@ -17,12 +17,10 @@ from irpe.progress import Listener, silent
 from irpe.train.config import RunConfig, make_task
 from irpe.train.engine import Trainer
 from irpe.train.evaluation import evaluate, measure_effect_of
-from irpe.train.image_lists import held_out_indices
-from irpe.train.processes import make_accelerator
+from irpe.train.images import held_out_indices
+from irpe.train.processes import Part, make_accelerator
 from irpe.train.run import Run
-from irpe.train.sampling import Part
-from irpe.train.score import Score
-from irpe.train.task import Condition, Split, Task
+from irpe.train.task import Condition, Score, Split, Task
 
 _RESULT = "result.json"
 

@@ -16,7 +16,7 @@ from irpe.ablation.worker import CellError, CellState, read_state, run_here, wri
 from irpe.errors import UserError
 from irpe.extras import require
 from irpe.files import write_text
-from irpe.train.signals import StoppedError
+from irpe.train.processes import StoppedError
 
 _JOB = "job.json"  # the id of a cell's SLURM job
 _PATIENCE = 20  # seconds until a file that another node wrote is seen

@@ -29,7 +29,7 @@ from irpe.errors import UserError, UserStateError
 from irpe.files import write_text
 from irpe.progress import Event, Listener, silent
 from irpe.train.config import RunConfig, find_task, make_task
-from irpe.train.locks import lock_run
+from irpe.train.run import lock_run
 from irpe.train.task import AS_TRAINED
 
 _ABOUT = "about.json"  # what the report says beside the results

@@ -13,8 +13,7 @@ from irpe.profile.count import count_macs_in, count_parameters
 from irpe.profile.measure import interleaved
 from irpe.progress import silent
 from irpe.train.config import RunConfig, make_task
-from irpe.train.processes import make_accelerator
-from irpe.train.sampling import Sample
+from irpe.train.processes import Sample, make_accelerator
 from irpe.train.task import Condition, Images, Task
 
 _MOST_TIMED = 64  # images in a step that is timed, on the CPU

@@ -10,8 +10,7 @@ from irpe.progress import silent
 from irpe.train.config import RunConfig, make_task
 from irpe.train.optim import build_optimizer, learns_tables
 from irpe.train.overview import describe_augmentation, describe_budget, describe_data
-from irpe.train.processes import make_accelerator
-from irpe.train.sampling import plan_batches
+from irpe.train.processes import make_accelerator, plan_batches
 from irpe.train.task import AS_TRAINED, Task
 
 

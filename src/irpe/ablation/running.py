@@ -10,7 +10,7 @@ from irpe.ablation.cells import Cell, CellResult, read_result
 from irpe.ablation.executors import Executor
 from irpe.ablation.worker import OUTPUT, CellState, read_state, run_apart
 from irpe.progress import Event, Listener, silent
-from irpe.train.signals import StoppedError, stop_requests
+from irpe.train.processes import StoppedError, stop_requests
 
 _PAUSE = 0.25  # seconds between two looks
 

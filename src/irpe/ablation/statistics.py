@@ -12,7 +12,7 @@ from irpe.ablation.costs import RowCost
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.verdicts import Difference, judge, probabilities_of_best, seeds_to_settle
 from irpe.adapters.effect import NEXT_TO_NOTHING
-from irpe.train.score import Measure
+from irpe.train.task import Measure
 
 
 @dataclass(frozen=True)

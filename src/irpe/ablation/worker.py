@@ -19,7 +19,7 @@ import torch
 
 from irpe.ablation.cells import Cell, CellResult, read_result, run_cell
 from irpe.progress import Event
-from irpe.train.signals import StoppedError
+from irpe.train.processes import StoppedError
 
 OUTPUT = "output.txt"  # what a cell's process printed
 STATE = "state.json"

@@ -57,7 +57,7 @@ def open_timm(name: str, weights: Path | None, image_size: int | None = None) ->
         image_size: Height and width of its images; `None` for its own.
     """
     from irpe.adapters.hosts.timm.building import create_timm_model
-    from irpe.train.weights import read_weights, start_from
+    from irpe.train.run import read_weights, start_from
 
     size: dict[str, Any] = {} if image_size is None else {"img_size": image_size}
     if weights is None:

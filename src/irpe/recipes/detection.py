@@ -5,76 +5,41 @@ paper's: they have not been reproduced here.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from irpe.tasks.detect.config import DetectorConfig
 
-
-@dataclass(frozen=True)
-class _Detector:
-    """A table row of Table 6: DETR with a ResNet-50, trained on COCO.
-
-    Args:
-        name: What it is called here.
-        what: What distinguishes it.
-        encoding: The text of the relative encoding, or "none".
-        absolute: What becomes of DETR's sinusoid, as in `irpe.equip`.
-        epochs: How long it is trained.
-        ap: The average precision that the paper reports.
-    """
-
-    name: str
-    what: str
-    encoding: str
-    absolute: str
-    epochs: int
-    ap: float
-
-
-_TABLE_6 = (
-    _Detector("detr_r50", "DETR with a ResNet-50 on COCO", "none", "keep", 150, 39.5),
-    _Detector(
-        "detr_r50_none", "No position encoding but for the object queries", "none", "none", 150,
-        30.4,
-    ),
-    _Detector(
-        "detr_r50_bias", "A bias of 9 x 9 buckets beside the sinusoid", "product-bias-k@2.0",
-        "keep", 150, 40.6,
-    ),
-    _Detector(
-        "detr_r50_k_none", "Contextual, 9 x 9 buckets, in place of the sinusoid",
-        "product-contextual-k@2.0", "none", 150, 38.7,
-    ),
-    _Detector(
-        "detr_r50_k_clip", "Contextual, 9 x 9 buckets of the clip function, beside the sinusoid",
-        "product-contextual-k@clip4", "keep", 150, 40.4,
-    ),
-    _Detector(
-        "detr_r50_k", "Contextual, 9 x 9 buckets, beside the sinusoid",
-        "product-contextual-k@2.0", "keep", 150, 40.8,
-    ),
-    _Detector(
-        "detr_r50_k_15", "Contextual, 15 x 15 buckets, beside the sinusoid",
-        "product-contextual-k@3.5", "keep", 150, 40.8,
-    ),
-    _Detector("detr_r50_300", "DETR with a ResNet-50 on COCO", "none", "keep", 300, 40.6),
-    _Detector(
-        "detr_r50_300_k", "Contextual, 9 x 9 buckets, beside the sinusoid",
-        "product-contextual-k@2.0", "keep", 300, 42.3,
-    ),
+_K = "product-contextual-k"
+_TABLE_6 = (  # name, what distinguishes it, encoding, DETR's sinusoid, epochs, AP in the paper
+    ("detr_r50", "DETR with a ResNet-50 on COCO", "none", "keep", 150, 39.5),
+    ("detr_r50_none", "No position encoding but for the object queries", "none", "none", 150, 30.4),
+    ("detr_r50_bias", "A bias of 9 x 9 buckets beside the sinusoid", "product-bias-k@2.0", "keep",
+     150, 40.6),
+    ("detr_r50_k_none", "Contextual, 9 x 9 buckets, in place of the sinusoid", f"{_K}@2.0", "none",
+     150, 38.7),
+    ("detr_r50_k_clip", "Contextual, 9 x 9 buckets of the clip function, beside the sinusoid",
+     f"{_K}@clip4", "keep", 150, 40.4),
+    ("detr_r50_k", "Contextual, 9 x 9 buckets, beside the sinusoid", f"{_K}@2.0", "keep", 150,
+     40.8),
+    ("detr_r50_k_15", "Contextual, 15 x 15 buckets, beside the sinusoid", f"{_K}@3.5", "keep", 150,
+     40.8),
+    ("detr_r50_300", "DETR with a ResNet-50 on COCO", "none", "keep", 300, 40.6),
+    ("detr_r50_300_k", "Contextual, 9 x 9 buckets, beside the sinusoid", f"{_K}@2.0", "keep", 300,
+     42.3),
 )  # fmt: skip
 
 
-def _paper_recipe(row: int, detector: _Detector) -> Callable[[], DetectorConfig]:
-    """Returns the recipe of a table row of Table 6: the learning rate drops for the last third."""
+def _paper_recipe(
+    row: int, name: str, what: str, encoding: str, absolute: str, epochs: int, ap: float
+) -> Callable[[], DetectorConfig]:
+    """Returns the recipe of a row of Table 6: the learning rate drops for the last third."""
 
     def recipe() -> DetectorConfig:
         return DetectorConfig(
             backbone="resnet50.tv_in1k",
-            encoding=detector.encoding,
-            absolute=detector.absolute,
-            epochs=detector.epochs,
-            low_lr_epochs=detector.epochs // 3,
+            encoding=encoding,
+            absolute=absolute,
+            epochs=epochs,
+            low_lr_epochs=epochs // 3,
             batch_size=16,
             lr=1e-4,
             table_lr=1.0,
@@ -85,13 +50,13 @@ def _paper_recipe(row: int, detector: _Detector) -> Callable[[], DetectorConfig]
             workers=4,
         )
 
-    duration = "days" if detector.epochs < 300 else "a week"
-    recipe.__name__ = recipe.__qualname__ = detector.name
-    recipe.__doc__ = f"""{detector.what}, {detector.epochs} epochs: the paper's Table 6, row {row}.
+    duration = "days" if epochs < 300 else "a week"
+    recipe.__name__ = recipe.__qualname__ = name
+    recipe.__doc__ = f"""{what}, {epochs} epochs: the paper's Table 6, row {row}.
 
-    Command: torchrun --nproc_per_node 8 -m irpe train {detector.name} --data COCO
-    Cost: {detector.epochs} epochs of COCO, {duration} on 8 GPUs.
-    Score: AP {detector.ap} in the paper.
+    Command: torchrun --nproc_per_node 8 -m irpe train {name} --data COCO
+    Cost: {epochs} epochs of COCO, {duration} on 8 GPUs.
+    Score: AP {ap} in the paper.
     """
     return recipe
 
@@ -134,6 +99,6 @@ def detr_small() -> DetectorConfig:
 
 
 RECIPES: dict[str, Callable[[], DetectorConfig]] = {
-    detector.name: _paper_recipe(row, detector) for row, detector in enumerate(_TABLE_6, 1)
+    values[0]: _paper_recipe(row, *values) for row, values in enumerate(_TABLE_6, 1)
 }
 RECIPES[detr_small.__name__] = detr_small

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from irpe.adapters.equipped import equipped_attentions, table_names
 from irpe.errors import UserError
-from irpe.files import write_whole
+from irpe.files import read_torch, write_whole
 from irpe.nn.modes import eval_mode
 from irpe.progress import Event, Listener, silent
 from irpe.relative.conversion import Agreement
 from irpe.relative.images import batches_of
 from irpe.relative.outputs import tokens_of
-from irpe.train.weights import read_torch
 
 TRAINED = ("tables", "norms", "all")
 _TABLE_STEP = 0.01  # of the root mean square of a table's elements: the most that a step moves one

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from irpe.train.engine import FitResult, train
     from irpe.train.evaluation import evaluate
     from irpe.train.run import Run, load_run, read_metrics
-    from irpe.train.score import Measure, Score
-    from irpe.train.task import Condition, Task
+    from irpe.train.task import Condition, Measure, Score, Task
 
 __all__ = [
     "ClassifierConfig", "Condition", "DetectorConfig", "FitResult", "Measure", "Run", "RunConfig",
@@ -32,7 +31,6 @@ _SOURCES = {
     "irpe.train.engine": ("FitResult", "train"),
     "irpe.train.evaluation": ("evaluate",),
     "irpe.train.run": ("Run", "load_run", "read_metrics"),
-    "irpe.train.score": ("Measure", "Score"),
-    "irpe.train.task": ("Condition", "Task"),
+    "irpe.train.task": ("Condition", "Measure", "Score", "Task"),
 }
 __getattr__, __dir__ = lazy_names("irpe.train", _SOURCES, extra="train")

@@ -21,8 +21,9 @@ from irpe.core.learning_rates import TABLE_LR
 from irpe.errors import MissingFileError, UserError, check_choice
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from irpe.train.task import Task
-    from irpe.train.weights import Weights
 
 ABSOLUTE = ("keep", "none", "sinusoid")
 PRECISIONS = ("no", "bf16", "fp16")
@@ -39,12 +40,26 @@ TASKS = {
 }  # the class of each task; `irpe.train.register_task` adds to it
 
 
-def option(help_text: str, default: Any = dataclasses.MISSING) -> Any:
-    """Returns a dataclass field that carries a help text."""
+Rule = tuple[Callable[[Any], bool], str]
+COUNT: Rule = (lambda value: value >= 1, "at least 1")
+NOT_NEGATIVE: Rule = (lambda value: value >= 0, "at least 0")
+POSITIVE: Rule = (lambda value: value > 0, "greater than 0")
+FRACTION: Rule = (lambda value: 0 <= value <= 1, "between 0 and 1")
+BELOW_1: Rule = (lambda value: 0 <= value < 1, "at least 0 and less than 1")
+
+
+def one_of(*choices: object) -> Rule:
+    """Returns the rule that a value is one of some."""
+    return choices.__contains__, f"one of {', '.join(map(str, choices))}"
+
+
+def option(help_text: str, default: Any = dataclasses.MISSING, rule: Rule | None = None) -> Any:
+    """Returns a dataclass field that carries a help text, and a rule for its value."""
+    metadata = {"help": help_text, "rule": rule}
     if isinstance(default, dict):
         made: dict[str, Any] = default
-        return field(default_factory=lambda: dict(made), metadata={"help": help_text})
-    return field(default=default, metadata={"help": help_text})
+        return field(default_factory=lambda: dict(made), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +73,7 @@ class RunConfig:
     """
 
     task: ClassVar[str]
+    paths: ClassVar[tuple[str, ...]] = ()  # fields that are paths, besides the data
 
     encoding: str = option("Relative position encoding, for example product-contextual-k.", "none")
     absolute: str = option("Absolute position encoding: keep, none or sinusoid.", "keep")
@@ -73,52 +89,64 @@ class RunConfig:
         EMBEDDED,
     )
     holdout: float = option(
-        "Fraction held out for validation, of class folders or Pascal VOC without splits.", 0.0
+        "Fraction held out for validation, of class folders or Pascal VOC without splits.",
+        0.0,
+        FRACTION,
     )
     classes: tuple[str, ...] = ()  # of the data, filled in when the run begins
-    max_broken: float = option("Fraction of the images that may be unreadable.", 0.001)
-    flip: float = option("Probability of a horizontal flip in training.", 0.5)
+    max_broken: float = option("Fraction of the images that may be unreadable.", 0.001, FRACTION)
+    flip: float = option("Probability of a horizontal flip in training.", 0.5, FRACTION)
 
-    epochs: int = option("Passes over the training images.", 300)
-    batch_size: int = option("Images per optimizer step, over all devices.", 1024)
+    epochs: int = option("Passes over the training images.", 300, COUNT)
+    batch_size: int = option("Images per optimizer step, over all devices.", 1024, COUNT)
     device_batch_size: int = option(
         "Images per forward pass and device; smaller values accumulate gradients. 0: the whole "
         "batch of the device.",
         0,
+        NOT_NEGATIVE,
     )
-    lr: float = option("Highest learning rate.", 1e-3)
+    lr: float = option("Highest learning rate.", 1e-3, POSITIVE)
     table_lr: float = option(
-        "Learning rate of the tables of the encoding, as a multiple of --lr.", TABLE_LR
+        "Learning rate of the tables of the encoding, as a multiple of --lr.", TABLE_LR, POSITIVE
     )
-    min_lr: float = option("Learning rate at the end of the cosine schedule.", 1e-5)
+    min_lr: float = option("Learning rate at the end of the cosine schedule.", 1e-5, NOT_NEGATIVE)
     low_lr_epochs: int = option(
         "Step schedule instead of cosine: a constant learning rate, divided by 10 for this many "
         "epochs at the end. 0: cosine.",
         0,
+        NOT_NEGATIVE,
     )
-    warmup_lr: float = option("Learning rate at the start of warmup.", 1e-6)
-    warmup_epochs: int = option("Epochs in which the learning rate rises to --lr.", 5)
+    warmup_lr: float = option("Learning rate at the start of warmup.", 1e-6, NOT_NEGATIVE)
+    warmup_epochs: int = option("Epochs in which the learning rate rises to --lr.", 5, NOT_NEGATIVE)
     optimizer: str = option("Optimizer, by its timm name.", "adamw")
     weight_decay: float = option(
-        "Weight decay. Tables have none, nor have biases and norms, but for detectors.", 0.05
+        "Weight decay. Tables have none, nor have biases and norms, but for detectors.",
+        0.05,
+        NOT_NEGATIVE,
     )
-    clip_grad: float = option("Clip the norm of the gradient to this value; 0: do not clip.", 0.0)
+    clip_grad: float = option(
+        "Clip the norm of the gradient to this value; 0: do not clip.", 0.0, NOT_NEGATIVE
+    )
     aug_repeats: int = option(
         "Repeated augmentation: how often an image comes in one epoch, each time augmented "
         "differently; the length of the epoch stays the same.",
         1,
+        COUNT,
     )
     ema_decay: float = option(
         "Decay of an exponential moving average of the weights, which is then evaluated and saved "
         "in their place; 0: no average.",
         0.0,
+        BELOW_1,
     )
 
     precision: str = option("Mixed precision: no, bf16 or fp16.", "no")
     compile: bool = option("Compile the model with torch.compile.", False)
-    workers: int = option("Processes that load images.", 0)
-    eval_every: int = option("Epochs between evaluations; the last is always evaluated.", 1)
-    save_every: int = option("Steps between checkpoints; one is also saved each epoch.", 1000)
+    workers: int = option("Processes that load images.", 0, NOT_NEGATIVE)
+    eval_every: int = option("Epochs between evaluations; the last is always evaluated.", 1, COUNT)
+    save_every: int = option(
+        "Steps between checkpoints; one is also saved each epoch.", 1000, COUNT
+    )
     seed: int = option("Seed of everything random.", 0)
 
     @property
@@ -142,18 +170,10 @@ class RunConfig:
         return _unpickle, (type(self), values, TASKS.get(self.task))
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        _check_fields(self)
         object.__setattr__(self, "classes", tuple(self.classes))  # JSON has lists
         check_choice("absolute", self.absolute, ABSOLUTE)
         check_choice("precision", self.precision, PRECISIONS)
-        check_at_least(self, 1, "epochs", "batch_size", "aug_repeats", "eval_every", "save_every")
-        check_positive(self, "lr", "table_lr")
-        check_at_least(
-            self, 0, "device_batch_size", "min_lr", "low_lr_epochs", "warmup_lr", "warmup_epochs",
-            "weight_decay", "clip_grad", "workers",
-        )  # fmt: skip
-        check_fraction(self, "ema_decay", "flip", "holdout", "max_broken")
-        check_below_1(self, "ema_decay")
         for name in SCHEDULE_PARTS:
             if getattr(self, name) >= self.epochs:
                 raise UserError(
@@ -178,8 +198,11 @@ class RunConfig:
 
     def with_absolute_paths(self) -> Self:
         """Returns the configuration with paths that mean the same in every working directory."""
-        has_path = self.data != "" and not is_name(self.data)
-        return self.replace(data=os.path.abspath(self.data)) if has_path else self
+        own = () if self.data == "" or is_name(self.data) else ("data",)
+        named = {name: getattr(self, name) for name in (*own, *self.paths)}
+        return self.replace(
+            **{name: path and os.path.abspath(path) for name, path in named.items()}
+        )
 
     def with_data(self, data: str) -> Self:
         """Returns the configuration with all of the images of other data, to evaluate on.
@@ -237,14 +260,14 @@ def check_exists(data: str) -> None:
         raise MissingFileError(f"data {data!r} does not exist: pass a folder, or the name of data")
 
 
-def _check_types(config: RunConfig) -> None:
-    """Raises an error unless every field is of its type: JSON has others."""
+def _check_fields(config: RunConfig) -> None:
+    """Raises an error unless every field is of its type, for JSON has others, and by its rule."""
     hints = get_type_hints(type(config))
     for each in dataclasses.fields(config):
-        value, hint = getattr(config, each.name), hints[each.name]
-        is_valid, meaning = _TYPES[hint]
-        if not is_valid(value):
-            raise UserError(f"{each.name} = {reprlib.repr(value)} must be {meaning}")
+        value = getattr(config, each.name)
+        for rule in (_TYPES[hints[each.name]], each.metadata.get("rule")):
+            if rule is not None and not rule[0](value):
+                raise UserError(f"{each.name} = {reprlib.repr(value)} must be {rule[1]}")
 
 
 def _is_text(value: object) -> bool:
@@ -256,7 +279,7 @@ def _is_number(value: Any) -> bool:
     return is_number and abs(value) <= sys.float_info.max  # not NaN either
 
 
-_TYPES: dict[Any, tuple[Callable[[Any], bool], str]] = {
+_TYPES: dict[Any, Rule] = {
     str: (_is_text, "text"),
     str | None: (lambda value: value is None or _is_text(value), "text or null"),
     bool: (lambda value: isinstance(value, bool), "true or false"),
@@ -271,33 +294,6 @@ _TYPES: dict[Any, tuple[Callable[[Any], bool], str]] = {
         "a list of texts",
     ),
 }
-
-
-def check_at_least(config: RunConfig, low: float, *names: str) -> None:
-    """Raises an error unless these fields are at least `low`."""
-    for name in names:
-        if not getattr(config, name) >= low:
-            raise UserError(f"{name} = {getattr(config, name)} must be at least {low}")
-
-
-def check_fraction(config: RunConfig, *names: str) -> None:
-    """Raises an error unless these fields are between 0 and 1."""
-    for name in names:
-        if not 0 <= getattr(config, name) <= 1:
-            raise UserError(f"{name} = {getattr(config, name)} must be between 0 and 1")
-
-
-def check_positive(config: RunConfig, *names: str) -> None:
-    """Raises an error unless these fields are greater than 0."""
-    for name in names:
-        if not getattr(config, name) > 0:
-            raise UserError(f"{name} = {getattr(config, name)} must be greater than 0")
-
-
-def check_below_1(config: RunConfig, name: str) -> None:
-    """Raises an error if a fraction is 1."""
-    if getattr(config, name) == 1:
-        raise UserError(f"{name} = 1 must be less than 1")
 
 
 def register_task(name: str, plug: str) -> None:
@@ -324,23 +320,13 @@ def find_task(name: str) -> "type[Task]":
     return getattr(importlib.import_module(module), owner)
 
 
-def make_task(config: RunConfig, weights: "Weights | None" = None) -> "Task":
-    """Returns the task of a configuration.
-
-    Args:
-        config: The configuration.
-        weights: Those that the model is built for, in place of the initial ones.
-    """
+def make_task(config: RunConfig, weights: "dict[str, Tensor] | None" = None) -> "Task":
+    """Returns the task of a configuration."""
     return find_task(config.task)(config, weights)
 
 
 def parse_config(text: str, path: Path = Path(RUN_FILE)) -> RunConfig:
-    """Returns the configuration that `RunConfig.to_json` wrote; what it does not name is default.
-
-    Args:
-        text: What it wrote.
-        path: Where it was read.
-    """
+    """Returns the configuration that `RunConfig.to_json` wrote; fields it lacks are default."""
     try:
         written: dict[str, Any] = json.loads(text)
         content = {name: value for name, value in written.items() if name != "sha256"}

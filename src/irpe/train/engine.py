@@ -4,32 +4,48 @@ A run stands at an epoch and a step in it, with a state of model, optimizer and 
 randomness follows from the seed and that position, so a resumed run equals an uninterrupted one.
 """
 
+import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.tracking import TensorBoardTracker
 from accelerate.utils import gather_object
 from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 
 from irpe.errors import NotFiniteError, UserError
+from irpe.extras import require
+from irpe.files import write_text
 from irpe.ops.choose import PROVER
 from irpe.progress import Event, Listener, silent
 from irpe.train.config import RunConfig, make_task
 from irpe.train.evaluation import check_broken, measure_effect_of, predict_all, score_of
-from irpe.train.logs import Logs
 from irpe.train.optim import build_optimizer, build_schedule
-from irpe.train.processes import in_any_process, make_accelerator, share_buffers
+from irpe.train.processes import (
+    Batches,
+    StoppedError,
+    StopRequest,
+    in_any_process,
+    make_accelerator,
+    make_loader,
+    plan_batches,
+    seed_everything,
+    share_buffers,
+    stop_requests,
+    train_sampler,
+)
 from irpe.train.run import Run
-from irpe.train.sampling import Batches, make_loader, plan_batches, seed_everything, train_sampler
-from irpe.train.score import Score
-from irpe.train.signals import StoppedError, StopRequest, stop_requests
-from irpe.train.task import AS_TRAINED, Images, Task
+from irpe.train.task import AS_TRAINED, Images, Score, Task
+
+PROJECT = "irpe"  # the project of runs in a service that they are logged to
+_TRACKED = Path("wandb") / "id"  # the name that such a service has for a run
 
 
 @dataclass(frozen=True)
@@ -119,11 +135,7 @@ class Trainer:
         self._build()
 
     def fit(self, begin: "Callable[[Trainer], object] | None" = None) -> FitResult:
-        """Trains to the end, or until the process is asked to stop; then the run saves itself.
-
-        Args:
-            begin: Called when the run has its directory to itself, before the first step.
-        """
+        """Trains to the end, or until the process is asked to stop; then the run saves itself."""
         main = self.accelerator.is_main_process
         with self.run.locked() if main else nullcontext(), stop_requests() as stopped:
             if main:
@@ -157,9 +169,9 @@ class Trainer:
 
     def _run_epochs(self, stopped: StopRequest) -> None:
         self.listen(Event("training", self.done, self.plan.steps * self.config.epochs))
-        with Logs(self.run.directory, self.config, self.done, self.accelerator) as logs:
+        with self._trackers():
             while self.epoch < self.config.epochs:
-                self._run_epoch(stopped, logs)
+                self._run_epoch(stopped)
         if self.accelerator.is_main_process and self.history:
             self.run.save_model(self.final_model())
         self.accelerator.wait_for_everyone()
@@ -174,7 +186,43 @@ class Trainer:
         """The learning rate of the model, but for what has a rate of its own."""
         return self.optimizer.param_groups[0]["lr"]
 
-    def _run_epoch(self, stopped: StopRequest, logs: Logs) -> None:
+    @contextmanager
+    def _trackers(self) -> Generator[None]:
+        """Logs curves to TensorBoard, and to the services that the accelerator has."""
+        require("tensorboard", "train")
+        # What an interrupted run logged after its checkpoint is discarded.
+        board = TensorBoardTracker("tensorboard", self.run.directory, purge_step=self.done + 1)
+        self.board = board
+        board.start()
+        if self.accelerator.is_main_process and self.accelerator.log_with:
+            path = self.run.directory / _TRACKED
+            if not path.is_file():
+                path.parent.mkdir(exist_ok=True)
+                write_text(path, uuid.uuid4().hex)
+            self.accelerator.init_trackers(
+                PROJECT,
+                dataclasses.asdict(self.config),
+                {
+                    "wandb": {
+                        "dir": str(self.run),
+                        "name": self.run.directory.name,
+                        "id": path.read_text(),
+                        "resume": "allow",
+                    }
+                },
+            )
+        try:
+            yield
+        finally:
+            for tracker in (board, *self.accelerator.trackers):
+                tracker.finish()
+
+    def _log(self, kind: str, values: dict[str, float], count: int) -> None:
+        named = {f"{kind}/{name}": value for name, value in values.items()}
+        self.board.log(named, step=count)
+        self.accelerator.log(named, step=self.done)
+
+    def _run_epoch(self, stopped: StopRequest) -> None:
         started, first = time.perf_counter(), self.step
         first_batch, steps = self.step * self.plan.num_micro_batches, self.plan.steps
         batches = Batches(self._sampler(self.epoch), self.epoch, self.plan.micro_batch, first_batch)
@@ -184,7 +232,7 @@ class Trainer:
             loss = self._run_step(loaded)
             self.sum_of_losses += loss
             self.step += 1
-            logs.step(self.done, loss, self.lr)
+            self._log("step", {"loss": loss, "lr": self.lr}, self.done)
             values = {"loss": loss, "lr": self.lr, "images": self.config.batch_size}
             self.listen(Event("training", self.done, steps * self.config.epochs, values))
             if in_any_process(stopped.is_set(), self.accelerator):
@@ -198,7 +246,7 @@ class Trainer:
                 self.save()
         seconds = time.perf_counter() - started
         self.save()  # evaluation may take long
-        self._end_epoch(seconds, (steps - first) * self.config.batch_size / seconds, logs)
+        self._end_epoch(seconds, (steps - first) * self.config.batch_size / seconds)
 
     def _run_step(self, loaded: Iterator[Any]) -> float:
         seed_everything(self.config.seed, self.epoch, self.step, self.accelerator.process_index)
@@ -223,7 +271,7 @@ class Trainer:
             self.average.update(self.raw)
         return total
 
-    def _end_epoch(self, seconds: float, speed: float, logs: Logs) -> None:
+    def _end_epoch(self, seconds: float, speed: float) -> None:
         losses = [self.sum_of_losses]
         if self.accelerator.num_processes > 1:
             self._add_broken(gather_object(sorted(self.broken)))
@@ -249,7 +297,9 @@ class Trainer:
         self.history.append(row)
         self.epoch, self.step, self.sum_of_losses = epoch, 0, 0.0
         self.save()
-        logs.epoch(self.history)
+        self._log("epoch", row, epoch)
+        if self.accelerator.is_main_process:
+            self.run.save_metrics(self.history)
         score = self.score if evaluated else None
         self.listen(Event(f"epoch {epoch:>3}/{self.config.epochs}", result=_line(row, score)))
 
@@ -322,11 +372,7 @@ class Trainer:
 
 
 class _Step(nn.Module):
-    """What several processes share: computes the next loss of a model.
-
-    Args:
-        model: The model.
-    """
+    """What several processes share: computes the next loss of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -12,12 +12,9 @@ from torch import nn
 from irpe.adapters.effect import effects_in, mean_effect
 from irpe.errors import UserError
 from irpe.progress import Listener, silent, tracked
-from irpe.train.processes import make_accelerator
-from irpe.train.run import Run
-from irpe.train.sampling import Batches, EveryImage, make_loader
-from irpe.train.score import Score
-from irpe.train.task import AS_TRAINED, Condition, Images, Task
-from irpe.train.weights import start_from
+from irpe.train.processes import Batches, EveryImage, make_accelerator, make_loader
+from irpe.train.run import Run, start_from
+from irpe.train.task import AS_TRAINED, Condition, Images, Score, Task
 
 _MEASURED = 16  # images that an effect is measured on
 
@@ -109,11 +106,6 @@ def predict_all(
 def measure_effect_of(task: Task, model: nn.Module, accelerator: Accelerator) -> float | None:
     """Returns how much a run's attention changes without its encoding, on some validation images.
 
-    Args:
-        task: The task.
-        model: The model, on the accelerator's device.
-        accelerator: Knows the device and the precision.
-
     Returns:
         The mean over the attentions (`irpe.adapters.effect`); `None` without an encoding.
     """
@@ -130,14 +122,7 @@ def measure_effect_of(task: Task, model: nn.Module, accelerator: Accelerator) ->
 
 
 def check_broken(broken: Sequence[int], count: int, images: Images, config: Any) -> None:
-    """Raises an error if more than a fraction of some images could not be read.
-
-    Args:
-        broken: The indices of those.
-        count: How many there are.
-        images: The images.
-        config: The configuration, with the fraction.
-    """
+    """Raises an error if more than a fraction of some images could not be read."""
     if len(broken) > config.max_broken * count:
         files = ", ".join(images.source.filename(index) for index in broken[:8])
         raise UserError(

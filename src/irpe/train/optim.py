@@ -21,12 +21,7 @@ _ABSOLUTE = ("pos_embed", "position_embeddings")  # learned, of timm and of tran
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: RunConfig) -> Any:
-    """Returns the optimizer; its first group has the learning rate of the configuration.
-
-    Args:
-        groups: The groups of parameters, each with a learning rate and a weight decay.
-        config: The configuration.
-    """
+    """Returns the optimizer; its first group has the learning rate of the configuration."""
     groups = sorted(groups, key=lambda group: group["lr"] != config.lr)
     rates = [group["lr"] for group in groups]
     fused: dict[str, Any] = {"fused": True} if config.optimizer == "adamw" else {}
@@ -48,13 +43,7 @@ def build_optimizer(groups: list[dict[str, Any]], config: RunConfig) -> Any:
 
 
 def build_schedule(optimizer: Any, config: RunConfig, steps: int) -> Any:
-    """Returns the schedule, cosine, polynomial or step, which is updated at every step.
-
-    Args:
-        optimizer: The optimizer whose rates it sets.
-        config: The configuration.
-        steps: The number of steps in an epoch.
-    """
+    """Returns the schedule, cosine, polynomial or step, which is updated at every step."""
     if config.low_lr_epochs:
         drop = (config.epochs - config.low_lr_epochs) * steps
         return MultiStepLRScheduler(
@@ -81,13 +70,7 @@ def build_schedule(optimizer: Any, config: RunConfig, steps: int) -> Any:
 
 
 def encoder_groups(model: nn.Module, config: RunConfig, absolute_lr: float) -> list[dict[str, Any]]:
-    """Returns groups for an optimizer; tables and the absolute encoding have rates of their own.
-
-    Args:
-        model: A vision transformer, or a model with one in it.
-        config: The rates of the model and of its tables, and the weight decay.
-        absolute_lr: The rate of the absolute encoding, as a multiple of the model's.
-    """
+    """Returns groups for an optimizer; tables and the absolute encoding have rates of their own."""
     own = rate_fields(model)
     factors = {"table_lr": config.table_lr, "absolute_lr": absolute_lr}
     exempt = exempt_parameters(model)
@@ -118,11 +101,7 @@ def rate_fields(model: nn.Module) -> dict[str, str]:
 
 
 def learns_tables(encoding: AnyEncoding | str) -> bool:
-    """Returns whether an encoding has tables, or other parameters, that `table_lr` is the rate of.
-
-    Args:
-        encoding: The encoding, or its text.
-    """
+    """Returns whether an encoding has parameters that `table_lr` is the rate of."""
     match parse_encoding(encoding):
         case NoEncoding() | RopeAxial() | Alibi2D():
             return False

@@ -24,21 +24,15 @@ _RANDOM = {  # what is done to training images: without it, and in words, by the
 def describe_run(
     config: RunConfig, train: Images, val: Images, num_parameters: int, device: torch.device
 ) -> dict[str, str]:
-    """Returns what a run is, in words, by the name of each fact.
-
-    Args:
-        config: The configuration, with the classes of the data.
-        train: The images to train on.
-        val: The images to evaluate on.
-        num_parameters: The learned parameters of the model.
-        device: Where it is trained.
-    """
-    absolute = {"keep": "as the model has it", "none": "none", "sinusoid": "sinusoid"}
+    """Returns what a run is, in words, by the name of each fact."""
+    absolute = "as the model has it" if config.absolute == "keep" else config.absolute
+    threads, processes = torch.get_num_threads(), int(os.environ.get("WORLD_SIZE", "1"))
+    shown = f", {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else ""
     return {
         "model": f"{config.title}, {num_parameters:,} parameters",
-        "encoding": f"relative {config.encoding}, absolute {absolute[config.absolute]}",
+        "encoding": f"relative {config.encoding}, absolute {absolute}",
         **describe_data(config, train, val),
-        "device": describe_device(device),
+        "device": f"{device}{shown}{f', {processes} processes' if processes > 1 else ''}",
         "budget": describe_budget(
             config, f"{config.table_lr:g}" if learns_tables(config.encoding) else ""
         ),
@@ -49,15 +43,11 @@ def describe_data(config: RunConfig, train: Images, val: Images) -> dict[str, st
     """Returns the images of a run, what becomes of them, and the classes, in words."""
     classes, shape = config.classes, config.input_shape
     names = ", ".join(classes[:_NAMED]) + (", ..." if len(classes) > _NAMED else "")
-    return {
-        "images": f"{len(train):,} to train on, {len(val):,} to evaluate on ({config.data})",
-        **({} if shape is None else {"input": _describe_input(*shape)}),
-        **({"classes": f"{len(classes)}: {names}"} if classes else {}),
-    }
-
-
-def _describe_input(channels: int, rows: int, columns: int) -> str:
-    return f"{rows} x {columns} pixels, {'grey' if channels == 1 else 'colour'}"
+    facts = {"images": f"{len(train):,} to train on, {len(val):,} to evaluate on ({config.data})"}
+    if shape is not None:
+        colours = "grey" if shape[0] == 1 else "colour"
+        facts["input"] = f"{shape[1]} x {shape[2]} pixels, {colours}"
+    return {**facts, **({"classes": f"{len(classes)}: {names}"} if classes else {})}
 
 
 def describe_augmentation(config: RunConfig) -> str:
@@ -67,21 +57,8 @@ def describe_augmentation(config: RunConfig) -> str:
     return ", ".join(_RANDOM[name][1].format(found[name]) for name in used) or "none"
 
 
-def describe_device(device: torch.device) -> str:
-    """Returns a device, its threads and the number of processes, in words."""
-    threads = torch.get_num_threads()
-    shown = f", {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else ""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    return f"{device}{shown}{f', {processes} processes' if processes > 1 else ''}"
-
-
 def describe_budget(config: RunConfig, table_lr: str) -> str:
-    """Returns the epochs, the batch and the learning rates of a run, in words.
-
-    Args:
-        config: The configuration.
-        table_lr: The multiple of the learning rate for tables; nothing where there are none.
-    """
+    """Returns the epochs, the batch and the learning rates of a run, in words."""
     tables = f" ({table_lr} times that for tables)" if table_lr else ""
     return (
         f"{config.epochs} epoch{'s' * (config.epochs > 1)}, batch {config.batch_size}, "

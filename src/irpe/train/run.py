@@ -1,15 +1,18 @@
-"""A run: its directory, and what is in it.
+"""A run: its directory, what is in it, and weights that other runs start from.
 
 It holds run.json, the configuration; checkpoint.pt, where the run stands; metrics.csv, a table with
 one row per epoch; tensorboard/, curves; and model/, the trained model, once the run has ended.
 """
 
 import csv
+import io
 import json
 import math
 import os
 import re
+import socket
 import tempfile
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,12 +20,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from irpe.errors import MissingFileError, UserError, UserFileError
-from irpe.files import free_name, to_safetensors, write_bytes, write_text
+from irpe.files import (
+    free_name,
+    read_safetensors,
+    read_torch,
+    to_safetensors,
+    write_bytes,
+    write_text,
+    write_whole,
+)
 from irpe.train.config import RUN_FILE, RunConfig, make_task, parse_config
-from irpe.train.locks import lock_run
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from irpe.train.task import Task
 
@@ -31,6 +41,9 @@ METRICS, CHECKPOINT, MODEL = "metrics.csv", "checkpoint.pt", "model"
 TENSORS = f"{MODEL}/model.safetensors"
 _FORMAT = 1  # of checkpoints
 _EVERY_EPOCH = ("epoch", "train_loss")  # whether it was evaluated or not
+HEADS = ("head", "head_dist", "class_labels_classifier")  # which depend on the classes
+LOCK = ".lock"
+_locked = set[Path]()  # by this process, which its own record locks do not stop
 _CELL = re.compile(r"(.+)-\d+-[0-9a-f]{8}")  # the folder of an ablation's run: row, seed, key
 
 
@@ -86,9 +99,6 @@ class Run:
 
         A run never moves to another folder by itself: the processes of `torchrun` would have to
         agree on it, and a command that is given again after Ctrl-C would start anew silently.
-
-        Args:
-            config: The run that is to go there.
         """
         if os.environ.get("RANK", "0") != "0" or not any(self.directory.glob("[!.]*")):
             return  # the first process alone writes to it
@@ -145,8 +155,6 @@ class Run:
         """Writes where the run stands: tensors, numbers, strings, and lists and dicts of them."""
         import torch
 
-        from irpe.files import write_whole
-
         path = self.directory / CHECKPOINT
         try:
             write_whole(path, lambda file: torch.save({"format": _FORMAT, **state}, file))
@@ -159,8 +167,6 @@ class Run:
 
     def checkpoint(self) -> dict[str, Any]:
         """Returns what `save_checkpoint` wrote; nothing in the file is executed."""
-        from irpe.train.weights import read_torch
-
         path = self.directory / CHECKPOINT
         if not path.is_file():
             raise MissingFileError(f"{path} does not exist: the run has no checkpoint")
@@ -186,7 +192,6 @@ class Run:
     def open(self) -> "tuple[Task, nn.Module]":
         """Returns the task of the run and its model: the trained one, or that of its checkpoint."""
         from irpe.adapters.saving import check_tensors
-        from irpe.train.weights import read_weights
 
         config = self.config
         if (self.directory / TENSORS).is_file():
@@ -203,6 +208,15 @@ class Run:
     def load(self) -> "nn.Module":
         """Returns the model in eval mode: the trained one, or the one of its checkpoint."""
         return self.open()[1]
+
+    def save_metrics(self, history: Sequence[Mapping[str, float]]) -> None:
+        """Writes the table of epochs."""
+        text = io.StringIO()
+        names = max(history, key=len).keys()  # an epoch that was not evaluated has fewer
+        writer = csv.DictWriter(text, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(history)
+        write_text(self.directory / METRICS, text.getvalue())
 
     def metrics(self) -> dict[str, list[float]]:
         """Returns the columns of the run's table, one value per epoch, NaN if not evaluated."""
@@ -259,3 +273,113 @@ def read_metrics(directory: str | Path) -> dict[str, list[float]]:
 
 def _value(name: str, cell: str) -> float:
     return math.nan if cell == "" and name not in _EVERY_EPOCH else float(cell)
+
+
+@contextmanager
+def lock_run(directory: Path) -> Generator[None]:
+    """Holds the lock of a run, or raises an error that names the process that holds it.
+
+    It is a POSIX record lock, which the system releases when its process ends, however it ends;
+    forked workers do not inherit it. Across nodes it holds as far as the shared file system passes
+    such locks on: NFS does (version 3 with lockd), Lustre if it is mounted with `flock`.
+    """
+    if os.name != "posix":
+        warnings.warn(f"{directory} is not locked: start no second run in it", stacklevel=2)
+        yield
+        return
+    path = (directory / LOCK).resolve()
+    if path in _locked:
+        raise _in_use(directory, "this process")
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    _locked.add(path)
+    try:
+        _acquire(file, directory)
+        yield
+    finally:
+        _locked.discard(path)
+        os.close(file)  # which releases it
+
+
+def _acquire(file: int, directory: Path) -> None:
+    import fcntl
+
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        holder = os.pread(file, 200, 0).decode(errors="replace").strip() or "another process"
+        raise _in_use(directory, holder) from None
+    except OSError as error:
+        warnings.warn(
+            f"{directory} cannot be locked ({error.strerror}): start no second run in it",
+            stacklevel=2,
+        )
+        return
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+
+def _in_use(directory: Path, holder: str) -> UserError:
+    return UserError(
+        f"{directory} is in use by a run that is alive ({holder}): wait until it ends, stop it, or "
+        "choose another --output"
+    )
+
+
+def read_weights(path: Path) -> "dict[str, Tensor]":
+    """Returns the weights in a run, an equipped model or a file; nothing in it is executed."""
+    for candidate in (path / "model" / "model.safetensors", path / "model.safetensors"):
+        path = candidate if candidate.is_file() else path
+    if not path.is_file():
+        raise MissingFileError(f"{path} is not a finished run, an equipped model or a file")
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)
+    content = read_torch(path)
+    weights: Any = content.get("model", content) if isinstance(content, dict) else content
+    if not isinstance(weights, dict):
+        raise UserError(f"{path} holds a {type(weights).__name__}, not weights by name")
+    return weights
+
+
+def start_from(
+    model: Any, weights: "dict[str, Tensor]", name: str, heads: Sequence[str] = HEADS
+) -> None:
+    """Fills a model with weights of another size or other classes, as far as they fit.
+
+    The learned absolute encoding is resampled to the new grid, a head for other classes is left
+    at its random start, tables that the weights do not have stay zero. All else must fit.
+
+    Args:
+        model: The model.
+        weights: The weights.
+        name: What to call them in errors.
+        heads: The paths of layers that depend on the classes.
+    """
+    own = model.state_dict()
+    if "pos_embed" not in own:  # replaced by none or a sinusoid
+        weights = {key: value for key, value in weights.items() if key != "pos_embed"}
+    elif "pos_embed" in weights and weights["pos_embed"].shape != own["pos_embed"].shape:
+        from timm.layers.pos_embed import resample_abs_pos_embed
+
+        size: Any = list(model.patch_embed.grid_size)
+        prefix = own["pos_embed"].shape[1] - math.prod(size)
+        learned = weights["pos_embed"].float()
+        resampled = resample_abs_pos_embed(learned, size, num_prefix_tokens=prefix)
+        weights = {**weights, "pos_embed": resampled}
+    of_heads = {key for key in own if key.startswith(tuple(f"{head}." for head in heads))}
+    fresh = {key for key in of_heads if key in weights and weights[key].shape != own[key].shape}
+    fresh |= of_heads - set(weights)
+    fresh |= {key for key in own if ".rpe." in key and key not in weights}
+    wrong = [key for key in own if key not in fresh and not _fits(weights.get(key), own[key])]
+    wrong += [key for key in weights if key not in own]
+    if wrong:
+        raise UserError(
+            f"{name} does not fit the model in {len(wrong)} tensors, the first is {wrong[0]}: "
+            f"choose the model and the encoding that it was made with"
+        )
+    model.load_state_dict({**own, **{k: v for k, v in weights.items() if k not in fresh}})
+
+
+def _fits(weight: "Tensor | None", own: "Tensor") -> bool:
+    if weight is None or weight.shape != own.shape:
+        return False
+    return weight.dtype == own.dtype or (weight.is_floating_point() and own.is_floating_point())

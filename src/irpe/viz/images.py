@@ -31,7 +31,7 @@ def read_image(path: str | os.PathLike[str]) -> "Image":
         (224, 224)
     """
     pillow = require("PIL.Image", "viz")
-    from irpe.train.image_files import convert_mode
+    from irpe.train.images import convert_mode
 
     path = Path(path)
     if not path.is_file():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from irpe.core.colours import COLOURS
 from irpe.errors import UserError
-from irpe.train.score import Measure
+from irpe.train.task import Measure
 from irpe.viz.canvas import COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:

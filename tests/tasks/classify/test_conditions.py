@@ -4,8 +4,7 @@ import pytest
 import torch
 from train.little import CONFIG, little, write_run
 
-from irpe.tasks.classify.model import build_model
-from irpe.tasks.classify.task import ClassificationTask
+from irpe.tasks.classify.task import ClassificationTask, build_model
 from irpe.tasks.classify.transforms import eval_images
 from irpe.train.evaluation import evaluate
 from irpe.train.run import Run, load_run

@@ -4,8 +4,8 @@ import pytest
 import torch
 from train.little import CONFIG, train
 
-from irpe.tasks.classify.model import build_model
-from irpe.train.weights import read_weights
+from irpe.tasks.classify.task import build_model
+from irpe.train.run import read_weights
 
 ARGS = CONFIG.model_args
 

@@ -5,7 +5,7 @@ import torch
 from train.little import Damaged, little, task
 
 from irpe.train.evaluation import evaluate
-from irpe.train.sampling import Sample
+from irpe.train.processes import Sample
 
 
 def test_evaluation_equals_counting_by_hand():

@@ -12,7 +12,7 @@ from data import test_data
 from PIL import Image
 
 from irpe.tasks.classify.sources import EMBEDDED, open_images, open_split
-from irpe.train.image_files import BrokenImageError
+from irpe.train.images import BrokenImageError
 
 
 def picture(colour, size=(8, 6)):
@@ -153,7 +153,7 @@ def idx(*sizes, content=b""):
 def test_idx_files_without_a_pixel(tmp_path, images, labels):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(images)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(labels)
-    with pytest.raises(ValueError, match=r"train-images.* pixels: there is nothing to train on"):
+    with pytest.raises(ValueError, match=r"train-images.* (0 x 3 x 4|2 x 0 x 0) pixels"):
         open_split(str(tmp_path), "train")
 
 
@@ -274,7 +274,7 @@ def test_an_image_that_would_decompress_to_gigabytes(tmp_path):
     Image.new("1", (20_000, 20_000)).save(path)
     assert path.stat().st_size < 10**5
     train, _ = open_images(str(tmp_path))
-    with pytest.raises(BrokenImageError, match=r"1\.png: Image size .* exceeds limit"):
+    with pytest.raises(BrokenImageError, match=r"1\.png .*Image size .* exceeds limit"):
         train.read(1)
 
 

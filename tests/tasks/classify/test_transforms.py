@@ -13,8 +13,8 @@ from irpe.tasks.classify.transforms import (
     shift_image,
     train_images,
 )
-from irpe.train.image_files import BrokenImageError, convert_mode
-from irpe.train.sampling import Sample
+from irpe.train.images import BrokenImageError, convert_mode
+from irpe.train.processes import Sample
 
 
 def test_a_broken_image_is_replaced_by_the_next_and_marked():

@@ -1,14 +1,16 @@
 """Cached feature maps: those of the images, drawn by seed, never those of something else."""
 
+import shutil
+
 import pytest
 import torch
 from train.scenes import frozen, make_scenes, task
 
-from irpe.tasks.detect.annotations.source import Target
 from irpe.tasks.detect.backbone import load_backbone
+from irpe.tasks.detect.boxes import Target
 from irpe.tasks.detect.feature_cache import FeatureMaps, cache_path, cached_features
 from irpe.tasks.detect.views import BoxImages, Views
-from irpe.train.sampling import Sample
+from irpe.train.processes import Sample
 
 VIEWS = Views((64,), 160, 0.5, False, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
@@ -95,9 +97,18 @@ def test_damaged_features_are_named(source, backbone):
 def test_the_file_follows_from_the_data_and_the_weights(source, backbone):
     paths = [cache_path(backbone, source, VIEWS, 2)]
     assert cache_path(backbone, source, VIEWS, 2) == paths[0]
-    paths.append(cache_path(backbone, source.first(7), VIEWS, 2))
+    paths.append(cache_path(backbone, source.subset(range(7)), VIEWS, 2))
     paths.append(cache_path(backbone, source, VIEWS, 3))
     with torch.no_grad():
         next(backbone.parameters()).add_(1)
     paths.append(cache_path(backbone, source, VIEWS, 2))
     assert len(set(paths)) == 4
+
+
+def test_an_image_that_cannot_be_read_is_marked(data, backbone, tmp_path):
+    damaged = shutil.copytree(data, tmp_path / "damaged")
+    (damaged / "train/3.png").write_bytes(b"nothing")
+    source = task(damaged).open("train", None).source
+    maps = cached_features(backbone, BoxImages(source, VIEWS, 0), 2, 3)
+    assert [maps.versions[index][1][3] for index in range(8)] == [n == 3 for n in range(8)]
+    assert torch.equal(maps.versions[3][0][1].labels, maps.versions[4][0][1].labels)

@@ -5,13 +5,11 @@ import shutil
 import pytest
 import torch
 from train.boxed import make_voc, voc_object, voc_text
-from train.little import StopAt
 from train.scenes import CONFIG, frozen, make_scenes, task, train
 
 from irpe.core.learning_rates import TABLE_LR
 from irpe.train.evaluation import evaluate
 from irpe.train.run import Run, load_run
-from irpe.train.signals import StoppedError
 
 
 @pytest.fixture(scope="module")
@@ -65,20 +63,6 @@ def test_a_run_ends_with_a_model_that_takes_images_and_a_table(whole):
         torch.testing.assert_close(again(image).logits, expected)
 
 
-def test_a_run_without_an_encoding(data, tmp_path):
-    config = frozen(data).replace(encoding="none", epochs=1, limit=4)
-    check_run(tmp_path / "run", train(data, tmp_path / "run", config))
-
-
-@pytest.mark.parametrize("stop", [1, 3])
-def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(data, tmp_path, whole, stop):
-    config, _, expected = whole
-    with pytest.raises(StoppedError):
-        train(data, tmp_path / "run", config, StopAt(stop))
-    resumed = train(data, tmp_path / "run", config)
-    same(expected.model.state_dict(), resumed.model.state_dict())
-
-
 def test_learning_rates_and_decay(data):
     job = task(data)
     job.open("train", None)
@@ -126,13 +110,6 @@ def test_an_image_that_cannot_be_read_is_counted_and_its_boxes_do_not_count(data
         list(evaluate(pair))
 
 
-def test_a_missing_folder(tmp_path):
-    with pytest.raises(ValueError, match="data is missing"):
-        task("embedded").open("train", None)
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
-        task(tmp_path / "nowhere").open("train", None)
-
-
 def test_images_of_voc_without_lists_are_held_out(tmp_path):
     scene = [voc_object(name, (4, 4, 20, 20)) for name in ("red", "blue")]
     texts = {f"{n:02}": voc_text(*(scene if n == 7 else scene[:1])) for n in range(10)}
@@ -150,11 +127,6 @@ def test_images_of_voc_without_lists_are_held_out(tmp_path):
     make_voc(tmp_path, texts)
     with pytest.raises(ValueError, match=r"--holdout is for .* leave it out"):
         task(tmp_path, CONFIG.replace(val_split="val", holdout=0.3)).open("train", None)
-
-
-def test_images_of_coco_are_not_held_out(data):
-    with pytest.raises(ValueError, match="--holdout is for Pascal VOC"):
-        task(data, CONFIG.replace(val_split="val", holdout=0.3)).open("train", None)
 
 
 def test_cached_features_need_a_frozen_backbone_with_weights():

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from torchvision.tv_tensors import BoundingBoxes
 from train.boxed import HEIGHT, coco_content, make_coco, picture
 
-from irpe.tasks.detect.annotations.source import Target, open_boxes
+from irpe.tasks.detect.boxes import Target, open_boxes
 from irpe.tasks.detect.views import (
     BoxBatch,
     BoxImages,
@@ -22,7 +22,7 @@ from irpe.tasks.detect.views import (
     relative_boxes,
     view_size,
 )
-from irpe.train.sampling import Sample, seeded
+from irpe.train.processes import Sample, seeded
 
 PLAIN = Views((48,), 1000, 0.0, False, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 RANDOM = replace(PLAIN, short_sides=(20, 24, 30), longest=48, flip=0.5)
@@ -238,31 +238,6 @@ def test_loading_takes_nothing_from_the_random_numbers_outside(source):
     BoxImages(source, replace(RANDOM, crop=True), 0)[Sample(0, 0, 0)]
     BoxImages(source, PLAIN, None)[Sample(0, 0, 0)]
     assert states() == before
-
-
-def test_randomness_wants_a_seed(source):
-    for views in (
-        replace(PLAIN, crop=True),
-        replace(PLAIN, flip=0.1),
-        replace(PLAIN, short_sides=(8, 9)),
-    ):
-        with pytest.raises(ValueError, match=r"Views\(.* is random: give a seed"):
-            BoxImages(source, views, None)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"short_sides": ()}, r"short_sides = \(\), longest = 1000: at least one length"),
-        ({"short_sides": (8, 0)}, r"short_sides = \(8, 0\)"),
-        ({"longest": 0}, r"longest = 0"),
-        ({"flip": 1.5}, r"flip = 1.5 is not a probability"),
-        ({"std": (1.0, 0.0, 1.0)}, r"std = \(1.0, 0.0, 1.0\) must be positive"),
-    ],
-)
-def test_views_that_make_no_sense(change, message):
-    with pytest.raises(ValueError, match=message):
-        replace(PLAIN, **change)
 
 
 def test_batches_are_padded_to_the_right_and_below(source):

@@ -5,10 +5,9 @@ import torch
 from train.streets import CLASSES, COLOURS, CONFIG, VOID, make_streets
 
 from irpe.tasks.segment.crops import PixelImages, RandomCrops, WholeImages, resized
-from irpe.tasks.segment.labels.listing import IGNORED
-from irpe.tasks.segment.labels.source import open_pixels
-from irpe.train.image_files import normalization
-from irpe.train.sampling import Sample
+from irpe.tasks.segment.labels import IGNORED, open_pixels
+from irpe.train.images import preparation_of
+from irpe.train.processes import Sample
 from irpe.train.task import Condition
 
 PLAIN = CONFIG.replace(flip=0.0, color_jitter=0.0)
@@ -26,7 +25,7 @@ def crops(source, transform, seed):
 
 
 def pixels_of(image):
-    colours = normalization(CONFIG.model)
+    colours = preparation_of(CONFIG.model)
     mean, std = (torch.tensor(colours[name]).view(3, 1, 1) for name in ("mean", "std"))
     return 255 * (image * std + mean)
 

@@ -8,9 +8,8 @@ from train.streets import CLASSES, CONFIG
 
 import irpe
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.model import build_model
-from irpe.tasks.segment.model import build_segmenter
-from irpe.tasks.segment.task import SegmentationTask
+from irpe.tasks.classify.task import build_model
+from irpe.tasks.segment.task import SegmentationTask, build_segmenter
 
 READY = CONFIG.replace(classes=CLASSES)
 

@@ -11,7 +11,7 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardInd
 
 from irpe.tasks.segment.config import SegmenterConfig
 from irpe.tasks.segment.crops import PixelBatch
-from irpe.tasks.segment.labels.listing import IGNORED
+from irpe.tasks.segment.labels import IGNORED
 from irpe.tasks.segment.scores import count_classes, score_pixels
 from irpe.tasks.segment.task import SegmentationTask
 from irpe.tasks.segment.windows import Windows, class_scores

@@ -3,16 +3,14 @@
 import pytest
 import torch
 from PIL import Image
-from train.little import StopAt
 from train.streets import CLASSES, CONFIG, VOID, make_streets, task, train
 
 from irpe.core.learning_rates import ABSOLUTE_LR, TABLE_LR
-from irpe.tasks.segment.loss import count_pixels, pixel_loss
+from irpe.errors import UserError
+from irpe.tasks.segment.scores import count_pixels, pixel_loss
 from irpe.train.evaluation import evaluate
-from irpe.train.overview import describe_run
-from irpe.train.processes import make_accelerator
+from irpe.train.processes import Sample, make_accelerator
 from irpe.train.run import Run, load_run
-from irpe.train.signals import StoppedError
 
 
 @pytest.fixture(scope="module")
@@ -52,22 +50,13 @@ def test_a_run_learns(data, tmp_path):
     assert found.history[-1]["train_loss"] < 0.7 * found.history[0]["train_loss"]
 
 
-@pytest.mark.parametrize("stop", [1, 3])
-def test_a_stopped_run_goes_on_as_if_it_had_not_stopped(data, tmp_path, whole, stop):
-    with pytest.raises(StoppedError):
-        train(data, tmp_path / "run", listen=StopAt(stop))
-    resumed = train(data, tmp_path / "run")
-    same(whole[1].model.state_dict(), resumed.model.state_dict())
-    assert [row["mIoU"] for row in resumed.history] == [row["mIoU"] for row in whole[1].history]
-
-
 def test_the_loss_of_a_step_is_the_mean_over_its_pixels_however_it_is_split(data):
     """Micro-batches differ in how many of their pixels have a class."""
     job, accelerator = task(data), make_accelerator()
     torch.manual_seed(0)
     images = job.open("train", None)
     model = job.build()
-    items = [images[sample] for sample in _samples(4)]
+    items = [images[Sample(0, position, position)] for position in range(4)]
     items[0][1][:12] = 255  # almost nothing is scored in the first one
     (expected,) = job.losses(model, [images.collate(items)], accelerator)
     scores = model(torch.stack([item[0] for item in items]))
@@ -76,12 +65,6 @@ def test_the_loss_of_a_step_is_the_mean_over_its_pixels_however_it_is_split(data
     torch.testing.assert_close(expected, mean)
     losses = list(job.losses(model, [images.collate([item]) for item in items], accelerator))
     torch.testing.assert_close(torch.stack(losses).mean(), expected)
-
-
-def _samples(count):
-    from irpe.train.sampling import Sample
-
-    return [Sample(0, position, position) for position in range(count)]
 
 
 def test_a_step_without_any_class_has_no_loss():
@@ -113,15 +96,6 @@ def test_the_polynomial_schedule(data, tmp_path):
     steps = 2  # in an epoch; the rate of its last step is logged
     expected = [1e-3 * (1 - (steps * e - 1) / (steps * 4)) ** 0.9 for e in range(1, 5)]
     assert rates == pytest.approx(expected)
-
-
-def test_what_a_run_is_in_words(data):
-    job = task(data)
-    images = [job.open(split) for split in ("train", "val")]
-    words = describe_run(job.config, *images, 10, torch.device("cpu"))
-    assert words["classes"] == "3: 0, 1, 2"
-    assert words["images"].startswith("8 to train on, 8 to evaluate on")
-    assert "head that is linear" in words["model"]
 
 
 def test_classes_with_names_and_fewer_images(data, tmp_path):
@@ -156,26 +130,20 @@ def test_images_of_voc_without_lists_are_held_out(tmp_path, data):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "said"),
     [
-        ({"head": "pyramid"}, "head 'pyramid' is not one of linear, upsampling"),
-        ({"min_resize": 2.0, "max_resize": 1.0}, "max_resize = 1.0 must be at least 2.0"),
-        ({"ignore_label": 256}, "ignore_label = 256 must be from 0 to 255"),
-        ({"stride": 17}, "stride = 17 leaves gaps between windows of 16 x 32"),
-        ({"poly_power": 1.0, "low_lr_epochs": 1}, "are two schedules"),
-        ({"crop_width": 0}, "crop_width = 0 must be at least 1"),
+        ({"head": "pyramid"}, "'pyramid'"),
+        ({"min_resize": 2.0, "max_resize": 1.0}, "max_resize = 1.0"),
+        ({"ignore_label": 256}, "ignore_label = 256"),
+        ({"stride": 17}, "stride = 17"),
+        ({"poly_power": 1.0, "low_lr_epochs": 1}, "low_lr_epochs = 1 and poly_power = 1.0"),
+        ({"crop_width": 0}, "crop_width = 0"),
     ],
 )
-def test_configurations_that_cannot_be(changes, message):
-    with pytest.raises(ValueError, match=message):
+def test_configurations_that_cannot_be(changes, said):
+    with pytest.raises(UserError) as error:
         CONFIG.replace(**changes)
-
-
-def test_missing_data(tmp_path):
-    with pytest.raises(ValueError, match="data is missing"):
-        task("embedded").open("train", None)
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
-        task(tmp_path / "nowhere").open("train", None)
+    assert said in str(error.value)
 
 
 def test_sliding_windows_are_another_score_of_the_same_model(data, whole):

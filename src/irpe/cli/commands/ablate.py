@@ -115,7 +115,7 @@ def ablate(
     base.check_data()
     from irpe.ablation import Ablation, parse_cluster
     from irpe.ablation import ablate as run
-    from irpe.train.signals import StoppedError
+    from irpe.train.processes import StoppedError
 
     folder = output or default_folder(base.data, f"{short}-tuned" if tune else short)
     ablation = Ablation(rows, base, folder, seeds, tune, title, recipe)

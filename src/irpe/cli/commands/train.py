@@ -123,8 +123,7 @@ def _train(
     """Trains, and prints what and how well; a run that is resumed has no notes."""
     from irpe.cli.console import ProgressBar, print_lines, print_notes
     from irpe.train.engine import train as run_training
-    from irpe.train.processes import make_accelerator
-    from irpe.train.signals import StoppedError
+    from irpe.train.processes import StoppedError, make_accelerator
 
     accelerator = make_accelerator(config.precision, device, log)
     is_shown = accelerator.is_main_process

@@ -1,17 +1,18 @@
 """The configuration of a run that trains an image classifier."""
 
-import os
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from irpe.core.learning_rates import ABSOLUTE_LR
-from irpe.errors import UserError, check_choice
+from irpe.errors import UserError
 from irpe.train.config import (
+    BELOW_1,
+    COUNT,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
     RunConfig,
-    check_at_least,
-    check_below_1,
-    check_fraction,
-    check_positive,
+    one_of,
     option,
 )
 
@@ -29,28 +30,37 @@ class ClassifierConfig(RunConfig):
     """
 
     task: ClassVar[str] = "classification"
+    paths: ClassVar[tuple[str, ...]] = ("root",)
 
     model: str = option("Model, by its timm name.")
-    builtin_bias: str = option("The relative bias that Swin has itself: keep or drop.", "keep")
+    builtin_bias: str = option(
+        "The relative bias that Swin has itself: keep or drop.", "keep", one_of("keep", "drop")
+    )
 
     absolute_lr: float = option(
-        "Learning rate of a learned absolute encoding, as a multiple of --lr.", ABSOLUTE_LR
+        "Learning rate of a learned absolute encoding, as a multiple of --lr.",
+        ABSOLUTE_LR,
+        POSITIVE,
     )
     root: str | None = option("Where a dataset given by its name is stored.", None)
-    image_size: int = option("Height and width of the input.", 224)
-    channels: int = option("Channels of the input: 3, or 1 for grey images.", 3)
-    crop: float = option("Side of the centre crop in evaluation, relative to the image.", 0.875)
-
-    label_smoothing: float = option("Label smoothing.", 0.1)
-    drop_path: float = option("Rate of stochastic depth.", 0.1)
-    auto_augment: str = option("timm's name of an augmentation policy; '': none.", "")
-    color_jitter: float = option("Strength of colour jitter.", 0.0)
-    min_scale: float = option(
-        "Smallest area of a random crop, relative to the image; 1: no random crop.", 1.0
+    image_size: int = option("Height and width of the input.", 224, COUNT)
+    channels: int = option("Channels of the input: 3, or 1 for grey images.", 3, one_of(1, 3))
+    crop: float = option(
+        "Side of the centre crop in evaluation, relative to the image.",
+        0.875,
+        (lambda value: MIN_CROP <= value <= 1, f"from {MIN_CROP} to 1"),
     )
-    erasing: float = option("Probability of random erasing.", 0.0)
-    mixup: float = option("Strength of mixup; 0: none.", 0.0)
-    cutmix: float = option("Strength of cutmix; 0: none.", 0.0)
+
+    label_smoothing: float = option("Label smoothing.", 0.1, BELOW_1)
+    drop_path: float = option("Rate of stochastic depth.", 0.1, FRACTION)
+    auto_augment: str = option("timm's name of an augmentation policy; '': none.", "")
+    color_jitter: float = option("Strength of colour jitter.", 0.0, NOT_NEGATIVE)
+    min_scale: float = option(
+        "Smallest area of a random crop, relative to the image; 1: no random crop.", 1.0, FRACTION
+    )
+    erasing: float = option("Probability of random erasing.", 0.0, FRACTION)
+    mixup: float = option("Strength of mixup; 0: none.", 0.0, NOT_NEGATIVE)
+    cutmix: float = option("Strength of cutmix; 0: none.", 0.0, NOT_NEGATIVE)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -81,24 +91,8 @@ class ClassifierConfig(RunConfig):
                 "even"
             )
 
-    def with_absolute_paths(self) -> Self:
-        """Returns the configuration with paths that mean the same in every working directory."""
-        root = None if self.root is None else os.path.abspath(self.root)
-        return super().with_absolute_paths().replace(root=root)
-
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("builtin_bias", self.builtin_bias, ("keep", "drop"))
-        check_choice("channels", self.channels, (1, 3))
-        check_at_least(self, 1, "image_size")
-        check_positive(self, "absolute_lr")
-        check_at_least(self, 0, "color_jitter", "mixup", "cutmix")
-        check_fraction(
-            self, "label_smoothing", "drop_path", "min_scale",
-            "erasing", "crop",
-        )  # fmt: skip
-        check_at_least(self, MIN_CROP, "crop")
-        check_below_1(self, "label_smoothing")
         if self.color_jitter and self.auto_augment and "3a" not in self.auto_augment:
             raise UserError(
                 f"color_jitter = {self.color_jitter} does nothing beside auto_augment "

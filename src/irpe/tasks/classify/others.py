@@ -5,28 +5,30 @@ transformers' image processors write; the defaults below are those of the publis
 """
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from timm.data.constants import (
+    IMAGENET_DEFAULT_MEAN,
+    IMAGENET_DEFAULT_STD,
+    OPENAI_CLIP_MEAN,
+    OPENAI_CLIP_STD,
+)
 from torch import Tensor, nn
 
 from irpe.errors import UserError
 from irpe.tasks.classify.config import ClassifierConfig
+from irpe.train.images import colours_of_channels, preparation_of
 
 _PROCESSOR = "preprocessor_config.json"  # which transformers' image processors write
-_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_IMAGENET = {"mean": IMAGENET_DEFAULT_MEAN, "std": IMAGENET_DEFAULT_STD}
 _HALF = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
-_CLIP = {
-    "mean": (0.48145466, 0.4578275, 0.40821073),
-    "std": (0.26862954, 0.26130258, 0.27577711),
-}
+_CLIP = {"mean": OPENAI_CLIP_MEAN, "std": OPENAI_CLIP_STD}
 _OF_FAMILIES = {"vit": _HALF, "siglip": _HALF, "clip": _CLIP, "metaclip_2": _CLIP}
 _CROP = 0.875  # 224 of 256 pixels, as torchvision's weights
 
 
-@dataclass(frozen=True)
-class Classifier:
+class Classifier(NamedTuple):
     """A model that returns a score for each class, and its images.
 
     Args:
@@ -54,11 +56,7 @@ class Classifier:
 
 
 class LogitsOf(nn.Module):
-    """A classifier of transformers, which returns more than logits.
-
-    Args:
-        model: The classifier.
-    """
+    """A classifier of transformers, which returns more than logits."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -71,12 +69,7 @@ class LogitsOf(nn.Module):
 
 
 def as_classifier(model: Any, path: Path) -> Classifier:
-    """Returns a loaded model as a classifier.
-
-    Args:
-        model: A model of timm, transformers or torchvision.
-        path: Where it was saved.
-    """
+    """Returns a loaded model as a classifier."""
     name = type(model).__name__
     if getattr(model, "pretrained_cfg", None):
         return _of_timm(model)
@@ -93,11 +86,8 @@ def as_classifier(model: Any, path: Path) -> Classifier:
 
 
 def _of_timm(model: Any) -> Classifier:
-    from timm.data.config import resolve_data_config
-
     own, embedding = model.pretrained_cfg, model.patch_embed
-    tag = own.get("tag")
-    values: dict[str, Any] = resolve_data_config({}, model=model)  # as timm's own scripts do
+    tag, values = own.get("tag"), preparation_of(model)
     channels = embedding.proj.in_channels
     config = ClassifierConfig(
         model=own["architecture"] + (f".{tag}" if tag else ""),
@@ -106,9 +96,7 @@ def _of_timm(model: Any) -> Classifier:
         channels=channels,
         crop=values["crop_pct"],
     )
-    colours = {name: tuple(values[name]) for name in ("mean", "std")}
-    if channels == 1:
-        colours = {name: (sum(each) / len(each),) for name, each in colours.items()}
+    colours = colours_of_channels(values, channels)
     chosen = {name: values[name] for name in ("interpolation", "crop_mode")}
     return Classifier(model, config, {**colours, **chosen}, is_known=True)
 

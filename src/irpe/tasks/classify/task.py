@@ -13,19 +13,18 @@ from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossE
 from torch import Tensor, nn
 from torch.nn import functional
 
+from irpe.adapters.equip import equip
+from irpe.adapters.hosts.timm.building import create_timm_model, takes_argument
 from irpe.errors import UserError
 from irpe.progress import Listener, silent
 from irpe.tasks.classify.config import ClassifierConfig
-from irpe.tasks.classify.model import build_model
-from irpe.tasks.classify.others import as_classifier
 from irpe.tasks.classify.sources import Source, open_source
 from irpe.tasks.classify.transforms import Batch, LabelledImages, eval_images, train_images
 from irpe.train.config import RunConfig
-from irpe.train.drawing import write_below
+from irpe.train.images import write_below
 from irpe.train.optim import encoder_groups
-from irpe.train.score import Measure, Score
-from irpe.train.task import AS_TRAINED, Condition, Images, Split
-from irpe.train.weights import Weights
+from irpe.train.run import read_weights, start_from
+from irpe.train.task import AS_TRAINED, Condition, Images, Measure, Score, Split
 
 _HEADS = ("head.bias", "head.fc.bias")
 TOP = 5  # of the classes; of so many or fewer, every image's class is among them
@@ -48,13 +47,7 @@ class Guess(NamedTuple):
 
 
 class ClassificationTask:
-    """Classifying images.
-
-    Args:
-        config: The configuration.
-        weights: Those that the model is built for, in place of the initial ones.
-        preparation: What timm's transforms take, for a model that is not a run.
-    """
+    """Classifying images."""
 
     Config: ClassVar[type[RunConfig]] = ClassifierConfig
     measures: ClassVar[tuple[Measure, ...]] = (_TOP1, _TOP5, _LOSS)
@@ -64,27 +57,20 @@ class ClassificationTask:
     def __init__(
         self,
         config: ClassifierConfig,
-        weights: Weights | None = None,
+        weights: dict[str, Tensor] | None = None,
         preparation: Mapping[str, Any] | None = None,
     ) -> None:
         self.config = config if weights is None else config.replace(initial=None)
         self.weights = weights
         self.preparation = preparation
-        self.mixup: Any = None
-        self.criterion: nn.Module = LabelSmoothingCrossEntropy(config.label_smoothing)
         self.sources: dict[str, Source] = {}
         self.opened: dict[Any, LabelledImages] = {}
-        if config.mixup or config.cutmix:
-            self.criterion = SoftTargetCrossEntropy()
 
     @classmethod
     def adopt(cls, model: Any, path: Path) -> tuple[Self, nn.Module, str | None]:
-        """Returns the task of a model that is not a run, the model, and what to say of it.
+        """Returns the task of a model that is not a run, the model, and what to say of it."""
+        from irpe.tasks.classify.others import as_classifier
 
-        Args:
-            model: A model of timm, transformers or torchvision.
-            path: Where it was saved.
-        """
         found = as_classifier(model, path)
         return cls(found.config, preparation=found.preparation), found.model, found.note
 
@@ -147,21 +133,16 @@ class ClassificationTask:
         self, model: nn.Module, batches: Sequence[Batch], accelerator: Accelerator
     ) -> Iterator[Tensor]:
         """Yields the mean loss of each micro-batch."""
+        config, mix = self.config, None
+        criterion: nn.Module = LabelSmoothingCrossEntropy(config.label_smoothing)
+        if config.mixup or config.cutmix:
+            smoothing, count = config.label_smoothing, len(config.classes)
+            mix = Mixup(config.mixup, config.cutmix, label_smoothing=smoothing, num_classes=count)
+            criterion = SoftTargetCrossEntropy()
         for batch in batches:
-            device = accelerator.device
-            images, labels = batch.images.to(device), batch.labels.to(device)
-            if self.config.mixup or self.config.cutmix:
-                images, labels = self._mix()(images, labels)
-            yield self.criterion(model(images).float(), labels)
-
-    def _mix(self) -> Any:
-        if self.mixup is None:
-            config, count = self.config, len(self.config.classes)
-            smoothing = config.label_smoothing
-            self.mixup = Mixup(
-                config.mixup, config.cutmix, label_smoothing=smoothing, num_classes=count
-            )
-        return self.mixup
+            images, labels = (x.to(accelerator.device) for x in (batch.images, batch.labels))
+            images, labels = mix(images, labels) if mix else (images, labels)
+            yield criterion(model(images).float(), labels)
 
     def predict(self, model: nn.Module, batch: Batch, device: torch.device) -> list[Guess]:
         """Returns the best classes of each image, and its loss."""
@@ -197,3 +178,30 @@ class ClassificationTask:
         image, names = images.source.read(index)[0], images.source.classes
         best, truth = names[prediction.classes[0]], names[prediction.label]
         return write_below(image, best if best == truth else f"{best}, but it is {truth}")
+
+
+def build_model(
+    config: ClassifierConfig, num_classes: int, size: tuple[int, int] | None = None
+) -> nn.Module:
+    """Returns the model to train; its random start follows from torch's random state."""
+    arguments: dict[str, Any] = {
+        "img_size": config.image_size if size is None else size,
+        "in_chans": config.channels,
+        "num_classes": num_classes,
+        "drop_path_rate": config.drop_path,
+        **config.model_args,
+    }
+    try:
+        model = create_timm_model(config.model, arguments, config.initial == "pretrained")
+    except ValueError as error:
+        if takes_argument(config.model, img_size=config.image_size):
+            raise
+        raise UserError(
+            f"model {config.model!r} is not a vision transformer that is made for an image size: "
+            "irpe models lists those that can be equipped"
+        ) from error
+    if (config.encoding, config.absolute, config.builtin_bias) != ("none", "keep", "keep"):
+        equip(model, config.encoding, absolute=config.absolute, builtin_bias=config.builtin_bias)
+    if config.initial is not None and config.initial != "pretrained":
+        start_from(model, read_weights(Path(config.initial)), config.initial)
+    return model

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from PIL import Image
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
@@ -15,15 +15,16 @@ from torch.utils.data import Dataset, default_collate
 from irpe.errors import UserError
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.tasks.classify.sources import Source, describe_val
-from irpe.train.image_files import (
+from irpe.train.images import (
     CACHE_BYTES,
     BrokenImageError,
+    colours_of_channels,
     convert_mode,
     has_colours,
-    normalization,
+    preparation_of,
     read_or_next,
 )
-from irpe.train.sampling import Sample, seeded
+from irpe.train.processes import Sample, seeded
 
 Item = tuple[Tensor, int, int, bool]
 _DIRECTIONS = ((0, 1), (1, 0), (0, -1), (-1, 0))  # right, down, left, up
@@ -51,14 +52,7 @@ class Batch(NamedTuple):
 
 
 class LabelledImages(Dataset[Any]):
-    """Images of a source as tensors; a small dataset without augmentation is cached in memory.
-
-    Args:
-        source: The images.
-        transform: From a Pillow image to a tensor.
-        config: The configuration.
-        seed: The seed of the augmentation; `None` if there is none.
-    """
+    """Images of a source as tensors; a small dataset without augmentation is cached in memory."""
 
     def __init__(
         self,
@@ -67,11 +61,8 @@ class LabelledImages(Dataset[Any]):
         config: ClassifierConfig,
         seed: int | None,
     ) -> None:
-        self.source = source
-        self.transform = transform
-        self.config = config
+        self.source, self.transform, self.config, self.seed = source, transform, config, seed
         self.mode = "RGB" if config.channels == 3 else "L"
-        self.seed = seed
         self.shift = 0
         self.cached: dict[int, Item] = {}
 
@@ -110,16 +101,19 @@ class LabelledImages(Dataset[Any]):
         return len(self.source)
 
     def __getitem__(self, sample: Sample) -> Item:
-        if sample.image not in self.cached:
+        item = self.cached.get(sample.image)
+        if item is None:
             (image, label), is_broken = read_or_next(self._read, sample.image, len(self.source))
             if self.seed is not None:
                 with seeded(self.seed, sample.epoch, sample.position):
                     return self.transform(image), label, sample.image, is_broken
             item = self.transform(image), label, sample.image, is_broken
-            if item[0].nbytes * len(self.source) >= CACHE_BYTES:
-                return self._shift(item, sample)
-            self.cached[sample.image] = item
-        return self._shift(self.cached[sample.image], sample)
+            if item[0].nbytes * len(self.source) < CACHE_BYTES:
+                self.cached[sample.image] = item
+        if not self.shift:
+            return item
+        black = self.transform(Image.new("L", (8, 8)))[:, 0, 0] if self.mode == "L" else None
+        return shift_image(item[0], self.shift, sample.position, black), *item[1:]
 
     def collate(self, items: list[Item]) -> Batch:
         """Returns a batch."""
@@ -132,12 +126,6 @@ class LabelledImages(Dataset[Any]):
     def _read(self, index: int) -> tuple[Any, int]:
         image, label = self.source.read(index)
         return convert_mode(image, self.mode), label
-
-    def _shift(self, item: Item, sample: Sample) -> Item:
-        if not self.shift:
-            return item
-        black = self.transform(Image.new("L", (8, 8)))[:, 0, 0] if self.mode == "L" else None
-        return shift_image(item[0], self.shift, sample.position, black), *item[1:]
 
 
 def shift_image(
@@ -158,17 +146,13 @@ def shift_image(
     for axis, step in zip((1, 2), _DIRECTIONS[position % len(_DIRECTIONS)], strict=True):
         size = image.shape[axis]
         at = torch.arange(size) - distance * step
-        image = image.index_select(axis, _reflect(at, size))
+        period = max(2 * (size - 1), 1)
+        reflected = (at % period - (size - 1)).abs().neg() + (size - 1)
+        image = image.index_select(axis, reflected)
         if black is not None:
             outside = ((at < 0) | (at >= size)).unflatten(0, (-1, 1) if axis == 1 else (1, -1))
             image = torch.where(outside, black.view(-1, 1, 1), image)
     return image
-
-
-def _reflect(at: Int64[Tensor, " place"], size: int) -> Int64[Tensor, " place"]:
-    """Returns where an axis that is reflected at both ends has its values."""
-    period = max(2 * (size - 1), 1)
-    return (at % period - (size - 1)).abs().neg() + (size - 1)
 
 
 def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
@@ -182,7 +166,6 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
     )
     if not is_random:
         return eval_images(source, config.replace(crop=1.0))
-    colours = _normalization(config)
     _check_policy(config.auto_augment)
     try:
         transform: Any = create_transform(
@@ -196,9 +179,9 @@ def train_images(source: Source, config: ClassifierConfig) -> LabelledImages:
             interpolation="bicubic",
             re_prob=config.erasing,
             re_mode="pixel",
-            **colours,
+            **colours_of_channels(preparation_of(config.model), config.channels),
         )
-    except (AssertionError, KeyError, ValueError) as error:
+    except (AssertionError, KeyError) as error:
         raise UserError(
             f"auto_augment {config.auto_augment!r} is not a policy of timm, such as "
             f"rand-m9-mstd0.5-inc1: {error!r}"
@@ -221,7 +204,7 @@ def eval_images(
             mean and deviation of the model, resized by cubic interpolation.
         size: Their rows and columns, if they are not those of the configuration.
     """
-    own: Mapping[str, Any] = preparation or _normalization(config)
+    own = preparation or colours_of_channels(preparation_of(config.model), config.channels)
     values: dict[str, Any] = {"interpolation": "bicubic", **own}
     shape = config.input_shape if size is None else (config.channels, *size)
     transform: Any = create_transform(shape, crop_pct=config.crop, **values)
@@ -238,11 +221,3 @@ def _check_policy(text: str) -> None:
                 f"auto_augment {text!r}: {section!r} is not a letter or name with a number, such "
                 "as m9, mstd0.5 or inc1"
             )
-
-
-def _normalization(config: ClassifierConfig) -> dict[str, Any]:
-    """Returns the mean and deviation of the model's images, averaged for grey ones."""
-    values = normalization(config.model)
-    if config.channels == 3:
-        return values
-    return {name: (sum(colours) / len(colours),) for name, colours in values.items()}

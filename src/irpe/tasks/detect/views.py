@@ -17,10 +17,9 @@ from torchvision.ops import box_convert
 from torchvision.transforms.v2 import functional as F  # noqa: N812, its usual name
 from torchvision.tv_tensors import BoundingBoxes, BoundingBoxFormat
 
-from irpe.errors import UserError
-from irpe.tasks.detect.annotations.source import BoxSource, Target
-from irpe.train.image_files import read_or_next
-from irpe.train.sampling import Sample, seeded
+from irpe.tasks.detect.boxes import BoxSource, Target
+from irpe.train.images import read_or_next
+from irpe.train.processes import Sample, seeded
 
 Item = tuple[Tensor, Target, int, bool]
 _BEFORE_CROP = (400, 500, 600)  # short sides before a crop
@@ -68,22 +67,6 @@ class Views:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
 
-    def __post_init__(self) -> None:
-        if not self.short_sides or min(*self.short_sides, self.longest) < 1:
-            raise UserError(
-                f"short_sides = {self.short_sides}, longest = {self.longest}: at least one length "
-                "is needed, and all must be positive"
-            )
-        if not 0 <= self.flip <= 1:
-            raise UserError(f"flip = {self.flip} is not a probability between 0 and 1")
-        if min(self.std) <= 0:
-            raise UserError(f"std = {self.std} must be positive")
-
-    @property
-    def is_random(self) -> bool:
-        """Whether two views of an image may differ."""
-        return len(self.short_sides) > 1 or self.flip > 0 or self.crop
-
     def __call__(self, image: Image.Image, target: Target) -> tuple[Tensor, Target]:
         """Returns a view of an image, and its boxes in pixels of the view.
 
@@ -107,24 +90,12 @@ class Views:
 
 
 class BoxImages(Dataset[Any]):
-    """Images of a source as tensors, with their boxes.
-
-    Args:
-        source: The images.
-        views: How they are prepared.
-        seed: The seed of random views; `None` if they are not random.
-        split: The name of the split, and of the data.
-    """
+    """Images of a source as tensors, with their boxes."""
 
     def __init__(
         self, source: BoxSource, views: Views, seed: int | None, split: tuple[str, str] = ("", "")
     ) -> None:
-        if seed is None and views.is_random:
-            raise UserError(f"{views} is random: give a seed")
-        self.source = source
-        self.views = views
-        self.seed = seed
-        self.split = split
+        self.source, self.views, self.seed, self.split = source, views, seed, split
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -171,13 +142,7 @@ class BoxImages(Dataset[Any]):
 
 
 def view_size(size: tuple[int, int], short: int, longest: int | None) -> tuple[int, int]:
-    """Returns the height and width of an image once its short side has a length, as in DETR.
-
-    Args:
-        size: Its height and width.
-        short: The length.
-        longest: The longest long side; `None` for no limit.
-    """
+    """Returns the height and width of an image once its short side has a length, as in DETR."""
     low, high = sorted(size)
     if longest is not None and high / low * short > longest:
         short = max(1, round(longest * low / high))

@@ -1,6 +1,5 @@
 """The configuration of a run that trains a segmenter."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import Any, ClassVar, Self
 from irpe.core.learning_rates import ABSOLUTE_LR
 from irpe.errors import MissingFileError, UserError, check_choice
 from irpe.train.config import (
+    COUNT,
     EMBEDDED,
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
     RunConfig,
-    check_at_least,
-    check_fraction,
-    check_positive,
     option,
 )
 
@@ -33,6 +33,7 @@ class SegmenterConfig(RunConfig):
     """
 
     task: ClassVar[str] = "segmentation"
+    paths: ClassVar[tuple[str, ...]] = ("class_names",)
 
     model: str = option("Model, by its timm name; or transformers' segformer or upernet.")
     head: str | None = option(
@@ -40,41 +41,46 @@ class SegmenterConfig(RunConfig):
         "convolutions) [linear]; segformer and upernet have heads of their own.",
         None,
     )
-    drop_path: float = option("Rate of stochastic depth.", 0.0)
+    drop_path: float = option("Rate of stochastic depth.", 0.0, FRACTION)
 
     absolute_lr: float = option(
-        "Learning rate of a learned absolute encoding, as a multiple of --lr.", ABSOLUTE_LR
+        "Learning rate of a learned absolute encoding, as a multiple of --lr.",
+        ABSOLUTE_LR,
+        POSITIVE,
     )
     poly_power: float = option(
-        "Polynomial schedule instead of cosine, with this power. 0: cosine.", 0.0
+        "Polynomial schedule instead of cosine, with this power. 0: cosine.", 0.0, NOT_NEGATIVE
     )
 
     train_split: str = option("Name of the split to train on.", "train")
     val_split: str = option("Name of the split to evaluate on.", "val")
-    limit: int = option("Use only this many images, the first ones; 0: all.", 0)
+    limit: int = option("Use only this many images, the first ones; 0: all.", 0, NOT_NEGATIVE)
     ignore_label: int = option(
         "Label value of pixels without a class, which are neither trained on nor scored; for the "
         "layout images/SPLIT and labels/SPLIT.",
         255,
+        (range(256).__contains__, "from 0 to 255"),
     )
     class_names: str | None = option(
         "Text file with a name in each line, for the label values from 0 on.", None
     )
     short_side: int = option(
-        "Short side of an image after resizing, in pixels; 0: as it is stored.", 0
+        "Short side of an image after resizing, in pixels; 0: as it is stored.", 0, NOT_NEGATIVE
     )
-    crop_height: int = option("Height of a random crop in training, in pixels.", 512)
-    crop_width: int = option("Width of a random crop in training, in pixels.", 512)
+    crop_height: int = option("Height of a random crop in training, in pixels.", 512, COUNT)
+    crop_width: int = option("Width of a random crop in training, in pixels.", 512, COUNT)
     sliding: bool = option(
         "Evaluate windows of the size of a crop and average them, not whole images.", False
     )
     stride: int = option(
-        "Pixels between two sliding windows; 0: two thirds of a window each way.", 0
+        "Pixels between two sliding windows; 0: two thirds of a window each way.", 0, NOT_NEGATIVE
     )
 
-    min_resize: float = option("Least factor by which images are resized before a crop.", 0.5)
+    min_resize: float = option(
+        "Least factor by which images are resized before a crop.", 0.5, POSITIVE
+    )
     max_resize: float = option("Greatest factor by which images are resized before a crop.", 2.0)
-    color_jitter: float = option("Strength of colour jitter.", 0.0)
+    color_jitter: float = option("Strength of colour jitter.", 0.0, NOT_NEGATIVE)
 
     @property
     def decay_power(self) -> float:
@@ -123,21 +129,13 @@ class SegmenterConfig(RunConfig):
                 "one pixel and normalizes it over the images, choose 2 or more"
             )
 
-    def with_absolute_paths(self) -> Self:
-        """Returns the configuration with paths that mean the same in every working directory."""
-        names = None if self.class_names is None else os.path.abspath(self.class_names)
-        return super().with_absolute_paths().replace(class_names=names)
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_model()
-        check_positive(self, "absolute_lr", "min_resize")
-        check_at_least(self, self.min_resize, "max_resize")
-        check_at_least(self, 1, "crop_height", "crop_width")
-        check_at_least(self, 0, "poly_power", "limit", "short_side", "stride", "color_jitter")
-        check_fraction(self, "drop_path")
-        if not 0 <= self.ignore_label <= 255:
-            raise UserError(f"ignore_label = {self.ignore_label} must be from 0 to 255")
+        if self.max_resize < self.min_resize:
+            raise UserError(
+                f"max_resize = {self.max_resize} must be at least min_resize = {self.min_resize}"
+            )
         if self.low_lr_epochs and self.poly_power:
             raise UserError(
                 f"low_lr_epochs = {self.low_lr_epochs} and poly_power = {self.poly_power} are two "

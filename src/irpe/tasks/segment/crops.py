@@ -5,18 +5,17 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from irpe.tasks.segment.colours import colours_of
-from irpe.tasks.segment.config import SegmenterConfig
-from irpe.tasks.segment.labels.listing import IGNORED
-from irpe.tasks.segment.labels.source import LabelledPixels
+from irpe.tasks.segment.config import TIMM_BACKBONE, TRANSFORMERS_MODELS, SegmenterConfig
+from irpe.tasks.segment.labels import IGNORED, Layout
 from irpe.tasks.segment.windows import Windows, windows_of
-from irpe.train.image_files import CACHE_BYTES, read_or_next
-from irpe.train.sampling import Sample, seeded
+from irpe.train.images import CACHE_BYTES, preparation_of, read_or_next
+from irpe.train.processes import Sample, seeded
 from irpe.train.task import AS_TRAINED, Condition
 
 Pixels = UInt8[Tensor, "channel row column"]
@@ -44,27 +43,17 @@ class PixelBatch(NamedTuple):
 
 
 class PixelImages(Dataset[Any]):
-    """Images of a source as tensors, with their label maps; a small dataset is cached in memory.
-
-    Args:
-        source: The images.
-        transform: From the pixels and labels of an image to what a model gets.
-        seed: The seed of random crops; `None` if they are not random.
-        config: The configuration.
-        facts: Which images they are: the split, and how they are evaluated.
-    """
+    """Images of a source as tensors, with their label maps; a small dataset is cached in memory."""
 
     def __init__(
         self,
-        source: LabelledPixels,
+        source: Layout,
         transform: Callable[[Pixels, Labels], tuple[Tensor, Labels]],
         seed: int | None,
         config: SegmenterConfig,
         facts: Mapping[str, Any],
     ) -> None:
-        self.source = source
-        self.transform = transform
-        self.seed = seed
+        self.source, self.transform, self.seed = source, transform, seed
         self.config, self.facts = config, facts
         self.notes: tuple[str, ...] = ()
         self.windows = windows_of(config) if facts.get("sliding") else None
@@ -104,11 +93,7 @@ class PixelImages(Dataset[Any]):
 
 
 class RandomCrops:
-    """Resizes, crops and flips images with their label maps, and changes the colours of images.
-
-    Args:
-        config: How much.
-    """
+    """Resizes, crops and flips images with their label maps, and changes the colours of images."""
 
     def __init__(self, config: SegmenterConfig) -> None:
         self.config = config
@@ -138,12 +123,7 @@ class RandomCrops:
 
 
 class WholeImages:
-    """Resizes images for evaluation; label maps stay as they are stored.
-
-    Args:
-        config: The size of images.
-        condition: How much larger they are than in training, or the size of their middle to take.
-    """
+    """Resizes images for evaluation; label maps stay as they are stored."""
 
     def __init__(self, config: SegmenterConfig, condition: Condition = AS_TRAINED) -> None:
         self.short_side, self.condition = config.short_side, condition
@@ -162,11 +142,7 @@ class WholeImages:
 
 
 class Normalize:
-    """Makes pixels of integers those that a model was made for.
-
-    Args:
-        config: The configuration, with the model.
-    """
+    """Makes pixels of integers those that a model was made for."""
 
     def __init__(self, config: SegmenterConfig) -> None:
         self.colours = colours_of(config)
@@ -178,13 +154,19 @@ class Normalize:
 
 
 def resized(size: Sequence[int], short_side: int, factor: float) -> tuple[int, int]:
-    """Returns the rows and columns of an image after resizing.
-
-    Args:
-        size: Its rows and columns.
-        short_side: The length of its short side; 0: as it is.
-        factor: By how much more it is resized.
-    """
+    """Returns the rows and columns of an image after resizing."""
     factor *= short_side / min(size) if short_side else 1.0
     rows, columns = (max(1, round(side * factor)) for side in size)
     return rows, columns
+
+
+def colours_of(config: SegmenterConfig) -> dict[str, Any]:
+    """Returns the mean and the standard deviation of each colour, whose values are 0 to 1."""
+    if config.model not in TRANSFORMERS_MODELS:
+        return preparation_of(config.model)
+    kind = config.backbone["model_type"] if config.model == "upernet" else config.model
+    if kind == TIMM_BACKBONE:
+        return preparation_of(config.backbone["backbone"], "backbone")
+    if kind == "beit":  # whose weights are not for the colours of ImageNet
+        return {"mean": [0.5] * 3, "std": [0.5] * 3}
+    return {"mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_STD)}

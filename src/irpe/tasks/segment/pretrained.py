@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from irpe.errors import UserError
 from irpe.hub import cached_if_unreachable
-from irpe.train.transformers_arguments import own_arguments
+from irpe.tasks.transformers_arguments import own_arguments
 
 _FRESH = ("decode_head.", "hidden_states_norms.", "fpn.")  # what classifiers do not have
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -31,12 +31,7 @@ def is_pretrained(initial: str) -> bool:
 
 
 def fill_pretrained(network: Any, initial: str) -> None:
-    """Fills a network, or its backbone, with published weights; a head for other classes is new.
-
-    Args:
-        network: A Segformer or an UperNet, not yet equipped.
-        initial: What `is_pretrained` takes.
-    """
+    """Fills a network, or its backbone, with published weights; a head for other classes is new."""
     with nullcontext() if Path(initial).exists() else cached_if_unreachable():
         _fill_from(network, initial)
 

@@ -1,7 +1,8 @@
-"""Intersection over union of predicted and true classes; each image counts once.
+"""Cross-entropy over pixels, and intersection over union of predicted and true classes.
 
-All scores follow from the pixels of each class in each image: those that are of it, those that were
-predicted as it, and those that are both.
+The loss is the same however a batch is split. Each image counts once in a score: all scores follow
+from the pixels of each class in each image: those that are of it, those that were predicted as it,
+and those that are both.
 """
 
 import math
@@ -11,10 +12,11 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
+from torch.nn import functional
 
 from irpe.errors import UserError
-from irpe.tasks.segment.labels.listing import IGNORED
-from irpe.train.score import Measure, Score
+from irpe.tasks.segment.labels import IGNORED
+from irpe.train.task import Measure, Score
 
 MEASURES = (
     Measure("mIoU", "mIoU", "%"),
@@ -24,13 +26,7 @@ MEASURES = (
 
 
 class ClassCounts(NamedTuple):
-    """Pixels of each class in an image, enough for its intersections and unions.
-
-    Args:
-        correct: Pixels of the class that were predicted as such.
-        true: Pixels of the class.
-        predicted: Pixels that were predicted as the class.
-    """
+    """Pixels of each class in an image, enough for its intersections and unions."""
 
     correct: tuple[int, ...]
     true: tuple[int, ...]
@@ -40,13 +36,7 @@ class ClassCounts(NamedTuple):
 def count_classes(
     labels: UInt8[Tensor, "row column"], predicted: UInt8[Tensor, "row column"], num_classes: int
 ) -> ClassCounts:
-    """Returns the pixels of each class in an image.
-
-    Args:
-        labels: The true classes; `IGNORED` ones do not count.
-        predicted: The predicted classes.
-        num_classes: The number of classes.
-    """
+    """Returns the pixels of each class in an image."""
     is_scored = labels != IGNORED
     true, found = labels[is_scored].long(), predicted[is_scored].long()
     each = (true[true == found], true, found)
@@ -57,10 +47,6 @@ def score_pixels(images: Sequence[ClassCounts], classes: Sequence[str]) -> Score
     """Returns the score of some images, in percent; NaN for classes that do not occur.
 
     The value of an image is its pseudovalue in the jackknife: mIoU is not a mean over images.
-
-    Args:
-        images: The pixels of each class in each image.
-        classes: The names of the classes.
     """
     counts = torch.tensor(images, dtype=torch.float64)
     total = counts.sum(0)
@@ -88,3 +74,30 @@ def _miou(counts: Float[Tensor, "... kind class"]) -> Float[Tensor, "..."]:
 def _mean(values: Sequence[float]) -> float:
     known = [value for value in values if not math.isnan(value)]
     return sum(known) / len(known)
+
+
+def count_pixels(labels: Sequence[UInt8[Tensor, "row column"]]) -> int:
+    """Returns the number of pixels that have a class."""
+    return sum(int((each != IGNORED).sum()) for each in labels)
+
+
+def pixel_loss(
+    scores: Float[Tensor, "image class row column"],
+    labels: UInt8[Tensor, "image row column"],
+    num_pixels: float,
+) -> Tensor:
+    """Returns the summed cross-entropy of a micro-batch over a number of pixels.
+
+    A mean over each micro-batch would weigh pixels by how many others of it have a class. Divided
+    by the pixels of the whole step per micro-batch, the mean over micro-batches and processes is
+    the loss of the batch on one device.
+
+    Args:
+        scores: The class scores.
+        labels: The true classes, or `IGNORED`.
+        num_pixels: What the sum is divided by.
+    """
+    total = functional.cross_entropy(
+        scores.float(), labels.long(), ignore_index=IGNORED, reduction="sum"
+    )
+    return total / num_pixels

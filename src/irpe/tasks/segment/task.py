@@ -13,21 +13,24 @@ from torch.nn import functional
 
 from irpe.core.colours import class_colours
 from irpe.errors import UserError
+from irpe.extras import require
 from irpe.progress import Listener, silent
-from irpe.tasks.segment.config import SegmenterConfig
+from irpe.tasks.segment.config import TRANSFORMERS_MODELS, SegmenterConfig
 from irpe.tasks.segment.crops import PixelBatch, PixelImages, RandomCrops, WholeImages
-from irpe.tasks.segment.labels.listing import IGNORED
-from irpe.tasks.segment.labels.source import LabelledPixels, open_pixels
-from irpe.tasks.segment.loss import count_pixels, pixel_loss
-from irpe.tasks.segment.model import build_segmenter
-from irpe.tasks.segment.scores import MEASURES, ClassCounts, count_classes, score_pixels
+from irpe.tasks.segment.labels import IGNORED, Layout, open_pixels
+from irpe.tasks.segment.scores import (
+    MEASURES,
+    ClassCounts,
+    count_classes,
+    count_pixels,
+    pixel_loss,
+    score_pixels,
+)
 from irpe.tasks.segment.windows import class_scores
 from irpe.train.config import EMBEDDED, RunConfig
-from irpe.train.drawing import beside
+from irpe.train.images import beside
 from irpe.train.optim import encoder_groups
-from irpe.train.score import Measure, Score
-from irpe.train.task import AS_TRAINED, Condition, Images, Split
-from irpe.train.weights import Weights
+from irpe.train.task import AS_TRAINED, Condition, Images, Measure, Score, Split
 
 _GREY = (90, 90, 90)  # of pixels without a class
 _LARGEST = 16.0  # times the size in training
@@ -53,21 +56,16 @@ class LabelMap(NamedTuple):
 
 
 class SegmentationTask:
-    """Predicting the class of each pixel.
-
-    Args:
-        config: The configuration.
-        weights: Those that the model is built for, in place of the initial ones.
-    """
+    """Predicting the class of each pixel."""
 
     Config: ClassVar[type[RunConfig]] = SegmenterConfig
     measures: ClassVar[tuple[Measure, ...]] = MEASURES
     takes: ClassVar[tuple[str, ...]] = ("size", "scale", "windows")
     eval_batch: ClassVar[int] = 8
 
-    def __init__(self, config: SegmenterConfig, weights: Weights | None = None) -> None:
+    def __init__(self, config: SegmenterConfig, weights: dict[str, Tensor] | None = None) -> None:
         self.config, self.weights = config, weights
-        self.sources: dict[str, LabelledPixels] = {}
+        self.sources: dict[str, Layout] = {}
 
     def open(
         self, split: Split, condition: Condition | None = AS_TRAINED, listen: Listener = silent
@@ -91,7 +89,7 @@ class SegmentationTask:
         facts = {"split": name, "scale": condition.scale, "sliding": sliding}
         return PixelImages(source, WholeImages(config, condition), None, config, facts)
 
-    def _read(self, split: str, listen: Listener) -> LabelledPixels:
+    def _read(self, split: str, listen: Listener) -> Layout:
         config = self.config
         if config.data == EMBEDDED:
             raise UserError("--data is missing: a folder of images with label maps")
@@ -157,3 +155,15 @@ class SegmentationTask:
         predicted = np.where(truth == IGNORED, IGNORED, prediction.labels)
         maps = [Image.fromarray(palette[labels]) for labels in (truth, predicted)]
         return beside([image, *maps], ["image", "truth", "prediction"])
+
+
+def build_segmenter(config: SegmenterConfig, is_filled: bool = True) -> nn.Module:
+    """Returns the model to train; its random start follows from torch's random state."""
+    if config.model in TRANSFORMERS_MODELS:
+        require("transformers", "transformers")
+        from irpe.tasks.segment.transformers_segmenter import build_transformers_segmenter
+
+        return build_transformers_segmenter(config, is_filled)
+    from irpe.tasks.segment.timm_segmenter import build_timm_segmenter
+
+    return build_timm_segmenter(config, is_filled)

@@ -16,8 +16,8 @@ from irpe.adapters.equip import equip
 from irpe.adapters.hosts.timm.building import create_timm_model, takes_argument
 from irpe.errors import UserError
 from irpe.tasks.segment.config import SegmenterConfig
-from irpe.tasks.segment.padding import score_padded
-from irpe.train.weights import HEADS, Weights, read_weights, start_from
+from irpe.tasks.segment.windows import score_padded
+from irpe.train.run import HEADS, read_weights, start_from
 
 _BACKBONE = "backbone."
 _ANY_SIZE = "dynamic_img_size"  # timm's argument for images of any size
@@ -63,10 +63,6 @@ class UpsamplingHead(nn.Sequential):
     """Two convolutions, each followed by twice the resolution, then a class score for each place.
 
     Convolutions repeat the edge of the map: zeros around it would tell the absolute position.
-
-    Args:
-        dim: The channels of the feature map.
-        num_classes: The number of classes.
     """
 
     def __init__(self, dim: int, num_classes: int) -> None:
@@ -86,12 +82,7 @@ def _upsample(dim: int, out_dim: int) -> list[nn.Module]:
 
 
 def build_timm_segmenter(config: SegmenterConfig, is_filled: bool) -> TimmSegmenter:
-    """Returns a backbone of timm with a head, equipped.
-
-    Args:
-        config: The configuration, with the classes of the data.
-        is_filled: Fill it with the initial weights.
-    """
+    """Returns a backbone of timm with a head, equipped."""
     backbone = _build_backbone(config, is_filled and config.initial == "pretrained")
     dim, count = backbone.num_features, len(config.classes)
     head = UpsamplingHead(dim, count) if config.head == "upsampling" else nn.Conv2d(dim, count, 1)
@@ -136,7 +127,7 @@ def _build_backbone(config: SegmenterConfig, is_pretrained: bool) -> Any:
     return backbone
 
 
-def _fill(model: TimmSegmenter, weights: Weights, name: str) -> None:
+def _fill(model: TimmSegmenter, weights: dict[str, Tensor], name: str) -> None:
     """Fills a model with the weights of another segmenter, or of a classifier but for its head."""
     is_segmenter = any(key.startswith(_BACKBONE) for key in weights)
     own = {
@@ -151,5 +142,5 @@ def _fill(model: TimmSegmenter, weights: Weights, name: str) -> None:
         model.load_state_dict(heads, strict=False)
 
 
-def _shapes(weights: Weights) -> dict[str, torch.Size]:
+def _shapes(weights: dict[str, Tensor]) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in weights.items()}

@@ -7,7 +7,6 @@ What a network does with an image is seen on torch's meta device, where nothing 
 import itertools
 import math
 import operator
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,18 @@ from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
     AutoBackbone,
-    SegformerConfig,
     SegformerForSemanticSegmentation,
-    UperNetConfig,
     UperNetForSemanticSegmentation,
 )
 
 from irpe.adapters.equip import equip
 from irpe.errors import UserError, check_choice
-from irpe.tasks.segment.colours import colours_of
 from irpe.tasks.segment.config import BACKBONE, TIMM_BACKBONE, SegmenterConfig
-from irpe.tasks.segment.padding import score_padded
+from irpe.tasks.segment.crops import colours_of
 from irpe.tasks.segment.pretrained import fill_pretrained, is_pretrained
-from irpe.train.transformers_arguments import check_arguments, own_arguments
-from irpe.train.weights import read_weights, start_from
+from irpe.tasks.segment.windows import score_padded
+from irpe.tasks.transformers_arguments import check_arguments, own_arguments
+from irpe.train.run import read_weights, start_from
 
 # Those that irpe.equip takes and that give feature maps of images of any size.
 BACKBONES = (
@@ -42,7 +39,6 @@ _CLASSES: dict[str, Any] = {
     "segformer": SegformerForSemanticSegmentation,
     "upernet": UperNetForSemanticSegmentation,
 }
-_NO_AUXILIARY = {"use_auxiliary_head": False}  # it is there for a second loss alone
 _LAST_LAYER = ("model.decode_head.classifier",)
 # Learned vectors that are no matrices of a layer: they do not decay.
 _VECTORS = {
@@ -62,25 +58,18 @@ class TransformersSegmenter(nn.Module):
     Args:
         model: The network.
         stride: What the sides of an image have to be multiples of.
-        crop: The rows and columns of the images that it is trained on.
-        colours: The mean and deviation of these.
+        config: The size and the colours of the images that it is trained on.
 
     Attributes:
-        image_size: Those rows and columns, padded.
-        pretrained_cfg: The colours, where models of timm have them.
+        image_size: The rows and columns of these images, padded.
+        pretrained_cfg: Their mean and deviation, where models of timm have them.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        stride: int,
-        crop: tuple[int, int],
-        colours: Mapping[str, list[float]],
-    ) -> None:
+    def __init__(self, model: nn.Module, stride: int, config: SegmenterConfig) -> None:
         super().__init__()
         self.model: Any = model
-        self.stride, self.image_size = stride, _padded(crop, stride)
-        self.pretrained_cfg = dict(colours)
+        self.stride, self.image_size = stride, _padded(config, stride)
+        self.pretrained_cfg = colours_of(config)
 
     def no_weight_decay(self) -> set[str]:
         """Returns the names of the parameters that do not decay."""
@@ -91,29 +80,31 @@ class TransformersSegmenter(nn.Module):
         self, images: Float[Tensor, "image channel row column"]
     ) -> Float[Tensor, "image class row column"]:
         """Returns the class scores of each pixel; images are padded to the stride inside."""
-        return score_padded(images, self.stride, self._score)
-
-    def _score(self, images: Tensor) -> Tensor:
-        return self.model(pixel_values=images).logits
+        return score_padded(images, self.stride, lambda x: self.model(pixel_values=x).logits)
 
 
 def build_transformers_segmenter(config: SegmenterConfig, is_filled: bool) -> TransformersSegmenter:
     """Returns a Segformer or an UperNet, equipped.
 
     Parameters that do nothing, such as mask tokens, are not trained: several processes could not.
-
-    Args:
-        config: The configuration, with the classes of the data.
-        is_filled: Fill it with the initial weights.
     """
-    own = _own_config(config)
-    stride, unused = _probe(config, own)
+    try:
+        own = _own_config(config)
+        stride, unused = _probe(config, own)
+    except UserError:
+        raise
+    except _ERRORS as error:
+        raise UserError(
+            f"model {config.model!r} with model_args {dict(config.model_args)} does not score "
+            f"images of any size: {error}; the backbones of upernet are {', '.join(BACKBONES)}, of "
+            "timm those that take any size"
+        ) from error
     network = _CLASSES[config.model](own)
     initial = config.initial if is_filled else None
     has_names = initial is not None and is_pretrained(initial)
     if initial is not None and has_names:
         fill_pretrained(network, initial)
-    model = TransformersSegmenter(network, stride, config.input_shape[1:], colours_of(config))
+    model = TransformersSegmenter(network, stride, config)
     for name in unused:
         network.get_parameter(name).requires_grad_(False)
     if (config.encoding, config.absolute) != ("none", "keep"):
@@ -124,83 +115,52 @@ def build_transformers_segmenter(config: SegmenterConfig, is_filled: bool) -> Tr
 
 
 def _own_config(config: SegmenterConfig) -> Any:
-    """Returns the configuration that transformers builds the network from."""
+    """Returns the configuration of transformers; UperNet has four feature maps by default."""
+    made: Any = _CLASSES[config.model].config_class
+    arguments: dict[str, Any] = dict(config.model_args)
     names = dict(enumerate(config.classes))
     labels = {"id2label": names, "label2id": {name: label for label, name in names.items()}}
-    arguments = dict(config.model_args)
     if config.model == "segformer":
-        check_arguments(arguments, SegformerConfig, "Segformer")
-        arguments.setdefault("drop_path_rate", config.drop_path)
-        return _make(SegformerConfig, {**labels, **arguments}, config)
-    check_arguments(arguments, UperNetConfig, "UperNet", _NO_AUXILIARY)
-    arguments |= {BACKBONE: _backbone_config(config), **_NO_AUXILIARY}
-    return _make(UperNetConfig, {**labels, **arguments}, config)
-
-
-def _backbone_config(config: SegmenterConfig) -> Any:
-    """Returns the configuration of UperNet's backbone, by default with four feature maps."""
-    arguments = {name: value for name, value in config.backbone.items() if name != "model_type"}
+        check_arguments(arguments, made, "Segformer")
+        arguments = {"drop_path_rate": config.drop_path, **labels, **arguments}
+        return made(**arguments)
+    auxiliary = {"use_auxiliary_head": False}  # it is there for a second loss alone
+    check_arguments(arguments, made, "UperNet", auxiliary)
     kind = str(config.backbone["model_type"])
     check_choice("model_args: model_type", kind, BACKBONES)
-    config_class = CONFIG_MAPPING[kind]
-    check_arguments(arguments, config_class, kind)
-    if "drop_path_rate" in own_arguments(config_class):
-        arguments.setdefault("drop_path_rate", config.drop_path)
+    backbone = {name: value for name, value in config.backbone.items() if name != "model_type"}
+    inside: Any = CONFIG_MAPPING[kind]
+    check_arguments(backbone, inside, kind)
+    if "drop_path_rate" in own_arguments(inside):
+        backbone = {"drop_path_rate": config.drop_path, **backbone}
     elif config.drop_path:
         raise UserError(
             f"drop_path = {config.drop_path}: {kind} has no stochastic depth to set, use 0"
         )
-    if not {"out_features", "out_indices"} & set(arguments):
-        arguments["out_indices"] = _spread(_stages(config_class, arguments, config))
-    return _make(config_class, arguments, config)
-
-
-def _make(config_class: Any, arguments: dict[str, Any], config: SegmenterConfig) -> Any:
-    try:
-        return config_class(**arguments)
-    except _ERRORS as error:
-        raise UserError(f"model_args {dict(config.model_args)}: {error}") from error
-
-
-def _stages(config_class: Any, arguments: dict[str, Any], config: SegmenterConfig) -> list[str]:
-    """Returns the names of a backbone's stages."""
-    made = _make(config_class, arguments, config)
-    try:
+    if not {"out_features", "out_indices"} & set(backbone):
         with torch.device("meta"):
-            return AutoBackbone.from_config(made).stage_names
-    except _ERRORS as error:
-        raise UserError(f"model_args {dict(config.model_args)}: {error}") from error
-
-
-def _spread(stages: list[str]) -> list[int]:
-    """Returns the indices of four stages, evenly spaced up to the last; all if there are fewer."""
-    indices = [index for index, name in enumerate(stages) if name != "stem"]
-    count = min(_LEVELS, len(indices))
-    return [indices[round((level + 1) * len(indices) / count) - 1] for level in range(count)]
+            names_of_stages = AutoBackbone.from_config(inside(**backbone)).stage_names
+        stages = [index for index, name in enumerate(names_of_stages) if name != "stem"]
+        count = min(_LEVELS, len(stages))  # evenly spaced up to the last
+        last = (round((level + 1) * len(stages) / count) - 1 for level in range(count))
+        backbone["out_indices"] = [stages[index] for index in last]
+    return made(**labels, **arguments | auxiliary | {BACKBONE: inside(**backbone)})
 
 
 def _probe(config: SegmenterConfig, own: Any) -> tuple[int, list[str]]:
     """Returns the stride of a network, and the names of its parameters that do nothing."""
-    try:
-        with torch.device("meta"):
-            network = _CLASSES[config.model](own)
-        # Not by default: BEiT keeps index tensors for all its models, on the device by default.
-        stride = _stride(network)
-        rows, columns = _padded(config.input_shape[1:], stride)
-        for size in ((rows, columns), (rows + stride, columns + 2 * stride)):
-            images = torch.empty(2, 3, *size, device="meta")
-            network(pixel_values=images).logits.sum().backward()
-    except _ERRORS as error:
-        raise UserError(
-            f"model {config.model!r} with {dict(config.model_args)} does not score images of any "
-            f"size: {error}; the backbones of upernet are {', '.join(BACKBONES)}, of timm those "
-            "that take any size"
-        ) from error
+    with torch.device("meta"):
+        network = _CLASSES[config.model](own)
+    # Not by default: BEiT keeps index tensors for all its models, on the device by default.
+    stride = _stride(network)
+    rows, columns = _padded(config, stride)
+    for size in ((rows, columns), (rows + stride, columns + 2 * stride)):
+        network(pixel_values=torch.empty(2, 3, *size, device="meta")).logits.sum().backward()
     return stride, [name for name, each in network.named_parameters() if each.grad is None]
 
 
-def _padded(size: tuple[int, int], stride: int) -> tuple[int, int]:
-    rows, columns = (-(-side // stride) * stride for side in size)
+def _padded(config: SegmenterConfig, stride: int) -> tuple[int, int]:
+    rows, columns = (-(-side // stride) * stride for side in config.input_shape[1:])
     return rows, columns
 
 
@@ -210,9 +170,8 @@ def _stride(network: Any) -> int:
     if isinstance(network, SegformerForSemanticSegmentation):
         sides = itertools.accumulate(sizes.strides, operator.mul)  # of a patch in each stage
         return math.lcm(*(a * b for a, b in zip(sides, sizes.sr_ratios, strict=True)))
-    if sizes.backbone_config.model_type == TIMM_BACKBONE:
+    backbone = sizes.backbone_config
+    if backbone.model_type == TIMM_BACKBONE:
         return max(network.backbone._backbone.feature_info.reduction())
-    stages = getattr(
-        sizes.backbone_config, "depths", [1]
-    )  # each but the first merges 2 x 2 patches
-    return sizes.backbone_config.patch_size * 2 ** (len(stages) - 1)
+    stages = getattr(backbone, "depths", [1])  # each but the first merges 2 x 2 patches
+    return backbone.patch_size * 2 ** (len(stages) - 1)

@@ -1,34 +1,26 @@
-"""Class scores of images: of a whole image at once, or the mean of sliding windows."""
+"""Class scores of images of any size: of a whole image, or the mean of sliding windows."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from irpe.tasks.segment.config import SegmenterConfig
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows that slide over an image.
-
-    Args:
-        size: The rows and columns of a window.
-        stride: The rows and columns between two of them.
-    """
+    """Windows that slide over an image."""
 
     size: tuple[int, int]
     stride: tuple[int, int]
 
     def starts(self, length: int, axis: int) -> list[int]:
-        """Returns where windows begin on an axis: the last one ends where the image does.
-
-        Args:
-            length: The length of the image.
-            axis: 0 for rows, 1 for columns.
-        """
+        """Returns where windows begin on an axis: the last one ends where the image does."""
         last = max(length - self.size[axis], 0)
         return [*range(0, last, self.stride[axis]), last]
 
@@ -65,3 +57,17 @@ def class_scores(
             total[..., *inside] += scores
             count[inside] += 1
     return total / count
+
+
+def score_padded(
+    images: Float[Tensor, "image channel row column"],
+    stride: int,
+    score: Callable[[Tensor], Tensor],
+) -> Float[Tensor, "image class row column"]:
+    """Returns the class scores of each pixel; images are padded to the right and below."""
+    rows, columns = images.shape[-2:]
+    padding = (0, -columns % stride, 0, -rows % stride)
+    padded = functional.pad(images, padding) if any(padding) else images
+    scores = score(padded).float()
+    scores = functional.interpolate(scores, size=padded.shape[-2:], mode="bilinear")
+    return scores[..., :rows, :columns]

@@ -12,14 +12,7 @@ from irpe.errors import UserError, did_you_mean
 def check_arguments(
     arguments: Mapping[str, Any], config_class: Any, name: str, fixed: Collection[str] = ()
 ) -> None:
-    """Raises an error for an argument that is not one of a model's own.
-
-    Args:
-        arguments: What a user gave.
-        config_class: The class of the configuration.
-        name: What to call the model.
-        fixed: Arguments that the run sets.
-    """
+    """Raises an error for an argument that is not one of a model's own."""
     known = own_arguments(config_class) - set(fixed)
     unknown = sorted(set(arguments) - known)
     if unknown:

@@ -1,1 +1,0 @@
-"""Images with boxes, in the layouts of COCO and Pascal VOC."""

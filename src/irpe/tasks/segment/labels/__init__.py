@@ -1,1 +1,0 @@
-"""Label maps: images whose pixels are classes, in the layouts that datasets have."""
