@@ -294,7 +294,7 @@ def test_a_signal_to_all_processes_of_a_run_with_workers_saves_it(tmp_path):
     for _ in range(2):  # launchers may send it twice
         os.killpg(process.pid, signal.SIGTERM)
     try:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=600)
     finally:
         process.kill()
     assert "StoppedError: stopped in epoch" in errors
