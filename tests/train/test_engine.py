@@ -136,29 +136,6 @@ def test_evaluation_every_second_epoch_and_at_the_end(tmp_path):
     assert [value == value for value in columns["top1"]] == [False, True, True]
 
 
-class Watch:
-    def __init__(self):
-        self.rates, self.reports = [], []
-
-    def __call__(self, event):
-        if event.result is not None:
-            self.reports.append(event.work)
-        elif "lr" in event.values:
-            self.rates.append(event.values["lr"])
-
-
-def test_the_learning_rate_warms_up_and_falls(tmp_path):
-    config = CONFIG.replace(epochs=4, warmup_epochs=1, lr=1e-2, warmup_lr=1e-4, min_lr=1e-3)
-    watch = Watch()
-    train(tmp_path / "run", config, watch)
-    rates = watch.rates
-    assert len(rates) == 4 * 6
-    assert rates[0] < rates[3] < rates[6]
-    assert 8e-3 < max(rates) < 1e-2  # timm's cosine falls from the start
-    assert rates[-1] < 2e-3
-    assert watch.reports == [f"epoch   {epoch}/4" for epoch in range(1, 5)]
-
-
 def test_the_average_is_saved_and_evaluated(whole):
     config, directory, found = whole
     state = Run(directory).checkpoint()

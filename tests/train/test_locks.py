@@ -17,7 +17,6 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from irpe.train.run import lock_run
-from irpe.train.processes import StoppedError
 with lock_run(Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(600)

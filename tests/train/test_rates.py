@@ -1,9 +1,12 @@
 """Rates of tables and positions in a run, and whether the encoding does anything."""
 
+import math
+
 import pytest
 import timm
 import torch
 from train.little import CONFIG, task, train, trainer
+from train.streets import CONFIG as SEGMENTER
 
 import irpe
 from irpe.core.learning_rates import ABSOLUTE_LR, TABLE_LR
@@ -58,6 +61,30 @@ def test_the_rate_that_is_logged_is_the_models(tmp_path):
     assert trainer(tmp_path, BOTH).lr == 1e-2
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [  # the rates of the last steps of four epochs with two steps each
+        (CONFIG.replace(epochs=4, low_lr_epochs=3), [1e-3, 1e-4, 1e-4, 1e-4]),
+        (
+            SEGMENTER.replace(epochs=4, poly_power=0.9, min_lr=0.0),
+            [1e-3 * (1 - (2 * epoch - 1) / 8) ** 0.9 for epoch in range(1, 5)],
+        ),
+        (
+            CONFIG.replace(epochs=4, warmup_epochs=1, warmup_lr=0.0, min_lr=0.0),
+            [5e-4, *(1e-3 * (1 + math.cos(math.pi * step / 8)) / 2 for step in (3, 5, 7))],
+        ),
+    ],
+    ids=["steps", "polynomial", "cosine"],
+)
+def test_schedules(config, expected):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+    schedule, rates = build_schedule(optimizer, config, 2), []
+    for step in range(8):
+        schedule.step_update(step)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[1::2] == pytest.approx(expected)
+
+
 def test_recipes_of_the_paper_keep_the_papers_rates():
     small = {"laptop", "laptop_64", "detr_small", "seg_small"}
     for name, recipe in RECIPES.items():
@@ -77,13 +104,14 @@ def test_an_optimizer_without_rates_for_groups_is_refused(monkeypatch):
 
 
 def test_the_effect_of_the_encoding_is_in_the_table_of_epochs(tmp_path):
-    slow = train(tmp_path / "slow", CONFIG.replace(table_lr=1e-3))
-    fast = train(tmp_path / "fast", CONFIG.replace(table_lr=10.0))
+    short = CONFIG.replace(epochs=1)
+    slow = train(tmp_path / "slow", short.replace(table_lr=1e-3))
+    fast = train(tmp_path / "fast", short.replace(table_lr=10.0))
     assert slow.effect < fast.effect / 100
     assert read_metrics(tmp_path / "fast")["effect"][-1] == fast.effect
     again = measure_effect_of(task(), fast.model, make_accelerator())
     assert again == fast.effect
-    plain = train(tmp_path / "plain", CONFIG.replace(encoding="none", absolute="keep"))
+    plain = train(tmp_path / "plain", short.replace(encoding="none", absolute="keep"))
     assert plain.effect is None
     assert "effect" not in read_metrics(tmp_path / "plain")
 

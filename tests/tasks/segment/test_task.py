@@ -90,14 +90,6 @@ def test_learning_rates_and_decay(data):
     assert {found[name] for name in tables} == {(1e-3 * TABLE_LR, 0)}
 
 
-def test_the_polynomial_schedule(data, tmp_path):
-    config = CONFIG.replace(poly_power=0.9, epochs=4, min_lr=0.0, warmup_epochs=0)
-    rates = [row["lr"] for row in train(data, tmp_path / "run", config).history]
-    steps = 2  # in an epoch; the rate of its last step is logged
-    expected = [1e-3 * (1 - (steps * e - 1) / (steps * 4)) ** 0.9 for e in range(1, 5)]
-    assert rates == pytest.approx(expected)
-
-
 def test_classes_with_names_and_fewer_images(data, tmp_path):
     (tmp_path / "names.txt").write_text("\n".join(CLASSES))
     job = task(data, CONFIG.replace(class_names=str(tmp_path / "names.txt"), limit=3))

@@ -90,7 +90,7 @@ def test_every_network_takes_every_size_and_an_encoding(name):
     missing = model.load_state_dict(plain.state_dict(), strict=False).missing_keys
     assert missing
     assert all(".rpe." in key for key in missing)
-    for size in ((16, 32), (17, 30), (40, 72)):
+    for size in ((16, 32), (17, 40)):
         images = torch.randn(2, 3, *size)
         expected = score(plain, images)
         assert expected.shape == (2, 3, *size)
