@@ -1,6 +1,5 @@
 """Images with boxes as a detector sees them: a box still encloses what it enclosed."""
 
-import random
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import DataLoader
 from torchvision.tv_tensors import BoundingBoxes
 from train.boxed import HEIGHT, coco_content, make_coco, picture
 
@@ -96,15 +94,6 @@ def test_boxes_follow_the_picture(size, numerator, denominator, flip):
     mirrored = [[width - x2, y1, width - x1, y2] for x1, y1, x2, y2 in plain]
     assert seen.boxes.tolist() == (mirrored if flip else plain)
     assert seen.labels.tolist() == [0, 1, 2]
-
-
-def test_each_side_has_its_own_scale():
-    # 45 x 70 at 30 is 30 x 46: the long side is cut from 46.67.
-    pixels, seen = replace(PLAIN, short_sides=(30,))(
-        painted([[0, 0, 70, 45]], (70, 45)), target([[0, 0, 70, 45], [35, 9, 70, 18]])
-    )
-    assert pixels.shape == (3, 30, 46)
-    torch.testing.assert_close(seen.boxes, torch.tensor([[0.0, 0, 46, 30], [23, 6, 46, 12]]))
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -230,16 +219,6 @@ def test_views_follow_from_seed_epoch_and_position(source):
     assert heights(0) != heights(0, seed=8)
 
 
-def test_loading_takes_nothing_from_the_random_numbers_outside(source):
-    def states():
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-
-    before = states()
-    BoxImages(source, replace(RANDOM, crop=True), 0)[Sample(0, 0, 0)]
-    BoxImages(source, PLAIN, None)[Sample(0, 0, 0)]
-    assert states() == before
-
-
 def test_batches_are_padded_to_the_right_and_below(source):
     images = BoxImages(source, replace(PLAIN, short_sides=(24,), mean=(0.5, 0.5, 0.5)), None)
     items = [images[Sample(0, position, position)] for position in range(3)]
@@ -288,26 +267,3 @@ def test_relative_boxes_turn_back_into_corners(size, shares):
     ((x, y, w, h),) = relative_boxes(boxes, size).tolist()
     found = torch.tensor([x - w / 2, y - h / 2, x + w / 2, y + h / 2])
     torch.testing.assert_close(found, torch.tensor([x1, y1, x2, y2]), atol=1e-6, rtol=0)
-
-
-def test_workers_change_nothing(source):
-    images = BoxImages(source, replace(RANDOM, crop=True), 1)
-    samples = [[Sample(0, 0, 2), Sample(0, 1, 0)], [Sample(0, 2, 1)]]
-    here, there = (
-        list(
-            DataLoader(
-                images,
-                batch_sampler=samples,  # pyright: ignore[reportArgumentType]
-                num_workers=workers,
-                collate_fn=BoxImages.collate,
-                generator=torch.Generator(),
-            )
-        )
-        for workers in (0, 1)
-    )
-    for one, other in zip(here, there, strict=True):
-        assert isinstance(other, BoxBatch)
-        assert torch.equal(one.inputs, other.inputs)
-        assert torch.equal(one.mask, other.mask)
-        assert all(torch.equal(a, b) for a, b in zip(one.boxes, other.boxes, strict=True))
-        assert one.indices == other.indices
