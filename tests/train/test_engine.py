@@ -254,28 +254,27 @@ WITH_WORKERS = """
 import sys
 from signatures import prover_of
 from train.little import AUGMENTED, train
-train(sys.argv[1], AUGMENTED.replace(epochs=50, workers=1))
+train(sys.argv[1], AUGMENTED.replace(epochs=400, workers=1))
 """
 
 
-def test_a_signal_to_all_processes_of_a_run_with_workers_saves_it(tmp_path):
-    process = start(
-        "-c",
-        WITH_WORKERS,
-        tmp_path / "run",
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    wait_for(tmp_path / "run/metrics.csv", process)
-    for _ in range(2):  # launchers may send it twice
-        os.killpg(process.pid, signal.SIGTERM)
+def test_a_run_that_is_alive_is_left_alone_and_a_signal_to_all_its_processes_saves_it(tmp_path):
+    arguments = "-c", WITH_WORKERS, tmp_path / "run"
+    process = start(*arguments, start_new_session=True, stderr=subprocess.PIPE, text=True)
     try:
+        wait_for(tmp_path / "run/metrics.csv", process)
+        with pytest.raises(UserError, match=f"process {process.pid} on "):
+            train(tmp_path / "run", AUGMENTED)
+        assert process.poll() is None
+        for _ in range(2):  # launchers may send it twice
+            os.killpg(process.pid, signal.SIGTERM)
         _, errors = process.communicate(timeout=600)
     finally:
         process.kill()
+        process.wait()
     assert "StoppedError: stopped in epoch" in errors
     assert position(tmp_path / "run/checkpoint.pt") > (0, 0)
+    assert os.listdir(tmp_path) == ["run"]
 
 
 LONG = """

@@ -7,10 +7,8 @@ import signal
 import subprocess
 
 import pytest
-from train.little import CONFIG, train
-from train.processes import start, wait_for
+from train.processes import start
 
-from irpe.train.processes import StoppedError
 from irpe.train.run import lock_run
 
 HOLD = """
@@ -78,30 +76,3 @@ def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "lockf", refuse)
     with pytest.warns(UserWarning, match="No locks available.*no second run"), lock_run(tmp_path):
         pass
-
-
-LONG = """
-import sys
-from train.little import CONFIG, train
-train(sys.argv[1], CONFIG.replace(epochs=400))
-"""
-
-
-def stop_at_once(event):
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def test_a_run_that_is_alive_is_neither_started_nor_resumed_again(tmp_path):
-    process = start("-c", LONG, tmp_path / "run")
-    try:
-        wait_for(tmp_path / "run/metrics.csv", process)
-        for config in (CONFIG, CONFIG.replace(epochs=400)):
-            with pytest.raises(ValueError, match=f"process {process.pid} on "):
-                train(tmp_path / "run", config)
-        assert process.poll() is None
-    finally:
-        process.kill()
-        process.wait()
-    with pytest.raises(StoppedError, match=r"stopped in epoch ([2-9]|[1-9]\d+) after"):
-        train(tmp_path / "run", CONFIG.replace(epochs=400), stop_at_once)
-    assert os.listdir(tmp_path) == ["run"]

@@ -1,9 +1,6 @@
 """A task that a user registers is trained, resumed, evaluated, ablated and drawn like ours."""
 
 import json
-import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,7 +8,6 @@ from ablation.small import ROWS
 from cli.terminal import irpe
 from train.angles import AngleConfig
 from train.little import StopAt
-from train.processes import ENVIRONMENT
 
 import irpe.train as training
 from irpe.ablation import Ablation, ablate
@@ -55,16 +51,6 @@ def test_it_is_ablated_in_processes_of_their_own(tmp_path):
     assert report.rows[0].measure.key == "degrees"
     assert len(report.rows[0].results) == 2
     assert report.table()[0]["degrees"] == report.rows[0].scores()[0]
-
-
-def test_a_process_that_does_not_know_it_finds_it_by_its_configuration():
-    code = (
-        "import pickle, sys; config = pickle.load(sys.stdin.buffer)\n"
-        "from irpe.train.config import make_task; print(type(make_task(config)).__name__)"
-    )
-    how = {"capture_output": True, "env": ENVIRONMENT, "check": True}
-    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(CONFIG), **how)
-    assert done.stdout.strip() == b"AngleTask"
 
 
 def test_a_name_that_is_not_a_task_is_refused():
