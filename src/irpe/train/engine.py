@@ -32,7 +32,6 @@ from irpe.train.processes import (
     Batches,
     StoppedError,
     StopRequest,
-    in_any_process,
     make_accelerator,
     make_loader,
     plan_batches,
@@ -235,7 +234,9 @@ class Trainer:
             self._log("step", {"loss": loss, "lr": self.lr}, self.done)
             values = {"loss": loss, "lr": self.lr, "images": self.config.batch_size}
             self.listen(Event("training", self.done, steps * self.config.epochs, values))
-            if in_any_process(stopped.is_set(), self.accelerator):
+            if stopped.is_set():
+                self.accelerator.set_trigger()
+            if self.accelerator.check_trigger():  # in any process
                 self.save()
                 raise StoppedError(
                     f"stopped in epoch {self.epoch + 1} after step {self.step} of {steps}, "

@@ -93,14 +93,6 @@ def share_buffers(model: nn.Module, accelerator: Accelerator) -> None:
             torch.distributed.broadcast(buffer, 0)
 
 
-def in_any_process(is_set: bool, accelerator: Accelerator) -> bool:
-    """Returns whether a condition holds in any process, the same in all of them."""
-    if accelerator.num_processes == 1:
-        return is_set
-    flag = torch.tensor(int(is_set), device=accelerator.device)
-    return bool(accelerator.reduce(flag, "sum"))  # pyright: ignore[reportArgumentType]
-
-
 class StoppedError(RuntimeError):
     """A run that was asked to stop, and saved itself."""
 

@@ -1,7 +1,8 @@
 """Images with boxes as a detector gets them, and batches of them.
 
 Sizes and crops are those of DETR: the short side takes one of several lengths, the long side stays
-below a limit, and half of the images are cropped before.
+below a limit, and half of the images are cropped before. torchvision's own classes for that
+(`RandomShortestSize`, `RandomChoice`, ...) draw other random numbers.
 """
 
 from collections.abc import Sequence
