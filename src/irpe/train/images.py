@@ -23,7 +23,7 @@ _GREYISH = 16  # of 256 values by which the channels of a grey image may differ
 _LEAST = 224  # pixels of the longer side of an image that is shown, so that words can be read
 _LINE = 18  # pixels
 # What Pillow raises for a file that is not an image, or is cut off.
-_UNREADABLE = (
+UNREADABLE = (
     OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError,
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ def read_image(file: Any, use: Callable[[Any], Any] = _load, name: str = "") -> 
             check_regular(file)
         with Image.open(file) as image:
             return use(image)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise BrokenImageError(f"{name or file} cannot be read: {error}") from error
 
 

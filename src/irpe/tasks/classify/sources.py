@@ -21,7 +21,13 @@ from irpe.extras import require
 from irpe.files import check_regular
 from irpe.tasks.classify.config import ClassifierConfig
 from irpe.train.config import DATASETS, is_name
-from irpe.train.images import SUFFIXES, BrokenImageError, held_out_indices, read_image
+from irpe.train.images import (
+    SUFFIXES,
+    UNREADABLE,
+    BrokenImageError,
+    held_out_indices,
+    read_image,
+)
 
 EMBEDDED = Path(__file__).parent / "fashion_mnist"
 EMBEDDED_CLASSES = (
@@ -250,10 +256,10 @@ class TimmSource:
                 image, label = self.dataset[index]
                 return image, int(label)
             file, label = self.reader[index][:2]
-            with file:
-                return read_image(file, name=self.filename(index)), int(label)
-        except (OSError, SyntaxError) as error:
+        except UNREADABLE as error:
             raise BrokenImageError(f"{self.filename(index)} cannot be read: {error}") from error
+        with file:
+            return read_image(file, name=self.filename(index)), int(label)
 
     def filename(self, index: int) -> str:
         """Returns the file of an image, or its index where it has none."""
