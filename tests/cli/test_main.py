@@ -86,6 +86,7 @@ def test_a_missing_package_is_asked_for_by_its_extra():
         ("train laptop --model-args {", 2, "'{'"),
         ("ablate --encoding shaw", 2, "--encoding"),
         ("ablate --set seed=3", 1, "'seed'"),
+        ("ablate --row none", 1, "'none'"),
         ("eval", 2, "PATH"),
     ],
 )

@@ -309,9 +309,10 @@ def _kind_of(hint: Any) -> tuple[Any, bool]:
 
 
 def _reader_of(hint: Any) -> Callable[[str], Any]:
-    """Returns what reads a value; "none" where there may be none."""
-    read = _READERS[_kind_of(hint)[0]][1]
-    if type(None) not in get_args(hint):
+    """Returns what reads a value; "none" where there may be none, which is no value of a list."""
+    kind, is_list = _kind_of(hint)
+    read = _READERS[kind][1]
+    if is_list or type(None) not in get_args(hint):
         return read
     return lambda text: None if text == "none" else read(text)
 
