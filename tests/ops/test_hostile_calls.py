@@ -1,6 +1,7 @@
 """Calls that random campaigns found to fail or to be wrong: threads, modes, nothing to do."""
 
 import pytest
+import safetensors.torch
 import torch
 from cases import Case, assert_all_close
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -230,3 +231,14 @@ def test_tables_of_another_encoding_are_refused():
         other.load_state_dict(shaw.state_dict())
     irpe.RPEAttention(16, 2, "shaw").load_state_dict(shaw.state_dict())
     other.load_state_dict(dict(shaw.state_dict()))  # a file without the text: what it always did
+
+
+def test_safetensors_keeps_the_tables_and_not_the_encoding(tmp_path):
+    """As docs/how-to/save-and-load.md says: of tensors alone, shapes are all that is compared."""
+    shaw, other = (irpe.RPEAttention(16, 2, text) for text in ("shaw", "product-contextual-k"))
+    torch.nn.init.normal_(shaw.rpe.key_tables[0])
+    safetensors.torch.save_file(shaw.state_dict(), tmp_path / "state")
+    safetensors.torch.save_model(shaw, tmp_path / "model")
+    for name in ("state", "model"):
+        safetensors.torch.load_model(other, tmp_path / name)
+        assert torch.equal(other.rpe.key_tables[0], shaw.rpe.key_tables[0])
