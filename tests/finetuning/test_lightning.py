@@ -1,5 +1,7 @@
 """A Lightning module with an equipped model: rates, checkpoints, resuming, saving."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -10,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import irpe
 from irpe.core.learning_rates import TABLE_LR
 
-lightning = pytest.importorskip("lightning", reason="needs Lightning: pip install lightning")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*(num_workers|pin_memory|isinstance|LeafSpec|treespec).*"),
@@ -19,28 +20,38 @@ pytestmark = [
 LR = 1e-2
 
 
-class Classifier(lightning.LightningModule):
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
+def lightning():
+    """Imported where it is used: every process of a test run loads this file."""
+    return pytest.importorskip("lightning", reason="needs Lightning: pip install lightning")
 
-    def training_step(self, batch, index):
-        x, labels = batch
-        return F.cross_entropy(self.model(x), labels)
 
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(irpe.parameter_groups(self.model, 0.05, lr=LR))
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+@cache
+def classifier_type():
+    class Classifier(lightning().LightningModule):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch, index):
+            x, labels = batch
+            return F.cross_entropy(self.model(x), labels)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(irpe.parameter_groups(self.model, 0.05, lr=LR))
+            schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 8)
+            step = {"scheduler": schedule, "interval": "step"}
+            return {"optimizer": optimizer, "lr_scheduler": step}
+
+    return Classifier
 
 
 def make_module():
     model = make_vit(dynamic_img_size=True)
-    return Classifier(irpe.equip(model, "product-contextual-qkv")).train()
+    return classifier_type()(irpe.equip(model, "product-contextual-qkv")).train()
 
 
 def fit(module, max_epochs, folder, **arguments):
-    trainer = lightning.Trainer(
+    trainer = lightning().Trainer(
         max_epochs=max_epochs, default_root_dir=folder, accelerator="cpu", devices=1, logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
@@ -65,7 +76,7 @@ def test_training_resuming_and_saving(tmp_path):
     trainer.save_checkpoint(tmp_path / "whole.ckpt")
     plain = irpe.equip(make_vit(dynamic_img_size=True), "product-contextual-qkv")
     file = tmp_path / "whole.ckpt"
-    loaded = Classifier.load_from_checkpoint(file, model=plain, weights_only=False)
+    loaded = classifier_type().load_from_checkpoint(file, model=plain, weights_only=False)
     irpe.save_equipped(whole.model, tmp_path / "model")
     x = images(32, 48)
     expected = whole.model.eval()(x)

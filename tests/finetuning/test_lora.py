@@ -11,7 +11,6 @@ from torch import nn
 import irpe
 from irpe.core.learning_rates import TABLE_LR
 
-peft = pytest.importorskip("peft", reason="needs PEFT: pip install peft")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning"),
@@ -25,14 +24,19 @@ MODELS = {
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
+def peft():
+    """Imported where it is used: every process of a test run loads this file."""
+    return pytest.importorskip("peft", reason="needs PEFT: pip install peft")
+
+
 def pixels():
     return torch.stack([each["pixel_values"] for each in labelled(4)])
 
 
 def with_lora(model, targets, **arguments):
     """Adapters that are not zero, the same for the same model."""
-    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False, **arguments)
-    model = peft.get_peft_model(model, config)
+    config = peft().LoraConfig(r=2, target_modules=targets, init_lora_weights=False, **arguments)
+    model = peft().get_peft_model(model, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -86,7 +90,7 @@ def test_saving_and_loading(name, tmp_path):
             nn.init.normal_(table)  # other tables than those of the base model
     model.save_pretrained(tmp_path / "adapter")
     base = equipped(make(), fill=False)
-    loaded = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    loaded = peft().PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
     expected = output(model(pixels()))
     assert torch.equal(output(loaded(pixels())), expected)
     with pytest.raises(ValueError, match=r"irpe\.save_equipped\(model\.merge_and_unload\(\)"):
@@ -101,7 +105,7 @@ def test_a_plain_base_model_does_not_get_tables(tmp_path):
     """PEFT says nothing of saved modules that the base model does not have: summary does."""
     make, targets, _ = MODELS["transformers"]
     with_lora(equipped(make()), targets, **TRAINED).save_pretrained(tmp_path)
-    loaded = peft.PeftModel.from_pretrained(make(), tmp_path)
+    loaded = peft().PeftModel.from_pretrained(make(), tmp_path)
     with pytest.raises(ValueError, match="the model has no encodings"):
         irpe.summary(loaded)
 
