@@ -9,7 +9,7 @@ over one model would then use the grid of another input. Three steps lead from t
 2. A block looks the grid up by the number of its tokens, and marks the tokens that enter and leave
    it. The mark is an attribute of the storage of the tokens: gradient checkpointing repeats blocks
    on the same tokens, or on detached copies that share the storage, in any thread.
-3. While a block runs, its grid is on top of a stack of the thread, where its attentions read it.
+3. While a block runs, its attentions read its grid from the current thread.
 
 `torch.compile` traces reads and writes of `threading.local` and guards on them for each thread. It
 traces no marks, so in a compiled model the attentions read what was announced last. Where some
@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from math import prod
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -45,7 +45,6 @@ InputGrid = Measured | AugmentedGrid  # in training, with the random numbers of 
 SOURCE = "rpe_grid"  # the attribute of attentions and blocks that holds their source
 AUGMENTS = "_rpe_augments"  # the attribute of a model whose encodings augment positions
 LAST = "_rpe_last_grid"  # the attribute of an attention that holds the grid of its last input
-_BLOCK = "_rpe_block"  # the attribute of a block that holds its source and its model
 _MARK = "_irpe_grid"  # the attribute of a storage that holds the grid of its tokens
 _LOST = (
     "the grid of these tokens is lost: gradient checkpointing repeats an attention without its "
@@ -85,12 +84,14 @@ class _Pass:
         last: The last grid.
         grids: By the number of tokens, those that no block has used yet, or the one that was used.
         used: The numbers of tokens whose grid was used.
+        block: The grid of the block that runs; `None` outside of blocks.
     """
 
     outer: "_Pass | None" = None
     last: InputGrid | None = None
     grids: dict[int, tuple[InputGrid, ...]] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
+    block: InputGrid | None = None
 
 
 @dataclass(frozen=True)
@@ -125,13 +126,11 @@ class MeasuredGrid:
                 f"this input has grid {grid}, but irpe.equip was told grid {self.told}: "
                 "leave grid= out there, and the grid is taken from each input"
             )
-        now = self._pass()
+        now = self.current_pass()
         now.last = grid
         if torch.compiler.is_compiling():
             return
-        where = without_sample(grid)
-        is_positions = isinstance(where, Positions)
-        count = where.num_tokens[0] if is_positions else self.num_prefix_tokens + prod(where)
+        count = self._num_tokens(grid)
         others = () if count in now.used else now.grids.get(count, ())
         now.used.discard(count)
         now.grids[count] = (*(other for other in others if not _is_same(other, grid)), grid)
@@ -141,7 +140,7 @@ class MeasuredGrid:
     def mark_positions(self, tokens: Tensor, positions: InputGrid) -> None:
         """Marks tokens with their positions; a compiled model reads what is announced instead."""
         if torch.compiler.is_compiling():
-            self._pass().last = positions
+            self.current_pass().last = positions
         else:
             mark(tokens, positions)
 
@@ -151,19 +150,12 @@ class MeasuredGrid:
             return self.told
         if torch.compiler.is_compiling():
             return self._last()
-        stack: list[tuple[str, InputGrid]] = getattr(_thread, "stack", [])
-        if stack and stack[-1][0] == self.key:
-            return stack[-1][1]
-        return self._announced(self._pass(), tokens.shape[-2])[-1]
+        now = self.current_pass()
+        return self._announced(now, tokens.shape[-2])[-1] if now.block is None else now.block
 
-    def of_new_tokens(self, tokens: Tensor, model: nn.Module) -> InputGrid:
-        """Returns the grid of tokens that no block of a model has seen yet."""
-        now = self._pass()
-        if now.outer is None and not self.is_followed(model):
-            raise UserStateError(
-                f"{self.embedding} of the model was replaced after irpe.equip, so that the grid of "
-                "this input is not known: call the model itself once, or equip it afterwards"
-            )
+    def of_new_tokens(self, tokens: Tensor) -> InputGrid:
+        """Returns the grid of tokens that no block has seen yet."""
+        now = self.current_pass()
         count = tokens.shape[-2]
         grids = self._announced(now, count)
         if len(grids) > 1:
@@ -183,10 +175,23 @@ class MeasuredGrid:
             if len(grids) == 1:
                 return (*grids,)
             raise UserStateError(_LOST)
-        return now.grids.get(count) or (self._last(),)
+        if count in now.grids:
+            return now.grids[count]
+        grid = self._last()
+        if now.last is None and count != self._num_tokens(grid):
+            raise UserStateError(
+                f"{count} tokens, and no image whose grid has as many: {self.embedding} was called "
+                "in another thread, or replaced after irpe.equip; call the model itself"
+            )
+        return (grid,)
+
+    def _num_tokens(self, grid: InputGrid) -> int:
+        where = without_sample(grid)
+        is_positions = isinstance(where, Positions)
+        return where.num_tokens[0] if is_positions else self.num_prefix_tokens + prod(where)
 
     def _last(self) -> InputGrid:
-        now = self._pass()
+        now = self.current_pass()
         grid = self.initial if now.last is None and now.outer is None else now.last
         if grid is None:
             raise UserStateError(
@@ -195,7 +200,8 @@ class MeasuredGrid:
             )
         return grid
 
-    def _pass(self) -> _Pass:
+    def current_pass(self) -> _Pass:
+        """Returns what was announced to this thread."""
         now = getattr(_thread, self.key, None)
         if now is None:
             now = _Pass()
@@ -227,10 +233,10 @@ class MeasuredGrid:
         swaps = [*self.hook_embedding(model), *set_attribute(model, SOURCE, self)]
         if self.told is not None:
             return swaps
-        swaps += add_hook(model, _StartPass(self), before=True)
-        swaps += add_hook(model, _EndPass(self), always_call=True)
+        swaps += add_hook(model, partial(_start_pass, self), before=True)
+        swaps += add_hook(model, partial(_end_pass, self), always_call=True)
         for block in blocks:
-            swaps += set_attribute(block, _BLOCK, _BlockOf(self, model))
+            swaps += set_attribute(block, SOURCE, self)
             swaps += set_class(block, _following_class(type(block)))
         return swaps
 
@@ -428,45 +434,23 @@ class _Announce:
         return _Announce(deepcopy(self.source, memo), memo.get(id(self.model), self.model))
 
 
-@dataclass(frozen=True)
-class _StartPass:
+def _start_pass(source: MeasuredGrid, model: nn.Module, inputs: tuple[Any, ...]) -> None:
     """A hook before a model's forward: nothing is announced yet; follows a replaced embedding."""
-
-    source: MeasuredGrid
-
-    def __call__(self, model: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if torch.compiler.is_exporting():  # while the sides of images are known to be dynamic
-            for x in inputs:
-                if isinstance(x, Tensor) and x.ndim > 3:
-                    check_exportable(tuple(x.shape[2:]))
-        key = self.source.key
-        setattr(_thread, key, _Pass(getattr(_thread, key, None) or _Pass()))
-        if not torch.compiler.is_compiling() and not self.source.is_followed(model):
-            for swap in self.source.hook_embedding(model):
-                swap.exchange()
+    if torch.compiler.is_exporting():  # while the sides of images are known to be dynamic
+        for x in inputs:
+            if isinstance(x, Tensor) and x.ndim > 3:
+                check_exportable(tuple(x.shape[2:]))
+    setattr(_thread, source.key, _Pass(source.current_pass()))
+    if not torch.compiler.is_compiling() and not source.is_followed(model):
+        for swap in source.hook_embedding(model):
+            swap.exchange()
 
 
-@dataclass(frozen=True)
-class _EndPass:
+def _end_pass(source: MeasuredGrid, model: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
     """A hook after a model's forward: what was announced before it, maybe around it, counts."""
-
-    source: MeasuredGrid
-
-    def __call__(self, model: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        now = getattr(_thread, self.source.key, None)
-        if now is not None and now.outer is not None:  # not so where a hook failed before the start
-            setattr(_thread, self.source.key, now.outer)
-
-
-@dataclass(frozen=True)
-class _BlockOf:
-    """What a block belongs to; the copy of a block alone belongs to the same model."""
-
-    source: MeasuredGrid
-    model: nn.Module
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_BlockOf":
-        return _BlockOf(deepcopy(self.source, memo), memo.get(id(self.model), self.model))
+    outer = source.current_pass().outer
+    if outer is not None:  # not so where a hook failed before the start
+        setattr(_thread, source.key, outer)
 
 
 class _FollowingBlock(nn.Module):
@@ -478,20 +462,17 @@ class _FollowingBlock(nn.Module):
         tokens = None if torch.compiler.is_compiling() else next(tensors, None)
         if tokens is None:  # also where torch.fx traces the model
             return super().forward(*args, **kwargs)
-        own: _BlockOf = vars(self)[_BLOCK]
-        storage, version = _storage_of(tokens)
-        grid, marked = getattr(storage, _MARK, (None, None))
-        if grid is None or marked != version:
-            grid = own.source.of_new_tokens(tokens, own.model)
-            if storage is not None:
-                setattr(storage, _MARK, (grid, version))
-        if not hasattr(_thread, "stack"):
-            _thread.stack = []
-        _thread.stack.append((own.source.key, grid))
+        source: MeasuredGrid = vars(self)[SOURCE]
+        grid = read_mark(tokens)
+        if grid is None:
+            grid = source.of_new_tokens(tokens)
+            mark(tokens, grid)
+        now = source.current_pass()
+        outer, now.block = now.block, grid
         try:
             output = super().forward(*args, **kwargs)
         finally:
-            _thread.stack.pop()
+            now.block = outer
         mark(output[0] if isinstance(output, tuple) else output, grid)
         return output
 
