@@ -8,20 +8,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from irpe.adapters.answer import equipped_class, is_answered
+from irpe.adapters.answer import equipped_class
+from irpe.adapters.checks import check_rotation, check_sites, check_untouched
 from irpe.adapters.cpvt import choose_blocks, insert_generator
 from irpe.adapters.equipped import EQUIPMENT, Equipment, equipment_of, table_names
 from irpe.adapters.grids import augment_positions
-from irpe.adapters.host import (
-    Plan,
-    Site,
-    check_equipped,
-    check_rotation,
-    check_site,
-    check_untouched,
-    choose_layers,
-)
-from irpe.adapters.hosts import hosts_of, known_class
+from irpe.adapters.host import Plan, Site, choose_layers
+from irpe.adapters.hosts import hosts_of
 from irpe.adapters.refusals import refusal_of
 from irpe.adapters.swaps import (
     Swap,
@@ -170,19 +163,6 @@ def _changes_of_layers(sites: Sequence[Site], call: Equipment) -> list[Swap]:
     check_sites(chosen)
     check_rotation(chosen, call.spec)
     return [swap for site in chosen for swap in _equip_site(site, call)]
-
-
-def check_sites(sites: Sequence[Site]) -> None:
-    """Raises an error if an attention has an encoding already, or cannot have one."""
-    check_equipped(sites)
-    for site in sites:
-        kind = type(site.attention)
-        check_site(site, known_class(kind))
-        if not is_answered(kind):
-            raise UserError(
-                f"{site.name} is a {kind.__qualname__}, which computes its softmax itself: make "
-                'the model with attn_implementation="sdpa", or leave it out with layers='
-            )
 
 
 def _equip_site(site: Site, call: Equipment) -> list[Swap]:

@@ -316,11 +316,6 @@ def record_grid(attention: nn.Module, grid: InputGrid) -> None:
     vars(attention)[LAST] = grid
 
 
-def expect_grid(attention: nn.Module, grid: tuple[int, ...] | None) -> list[Swap]:
-    """Returns what records the grid of an attention's first input, for `irpe.summary` alone."""
-    return set_attribute(attention, LAST, grid)
-
-
 def recorded_grid(attention: nn.Module) -> Measured | None:
     """Returns the grid of an attention's last input, or of the first to come, if it is known."""
     source, last = source_of(attention), vars(attention).get(LAST)

@@ -7,12 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from irpe.adapters.equipped import Equipment, is_equipped
-from irpe.adapters.grids import SOURCE, InputGrid, expect_grid
+from irpe.adapters.equipped import Equipment
+from irpe.adapters.grids import LAST, SOURCE, InputGrid
 from irpe.adapters.offset_vectors import convert_decomposed
 from irpe.adapters.swaps import Swap, put_absolute, put_module, put_zeros, set_attribute
-from irpe.core.encodings import AnyEncoding
-from irpe.core.encodings.transformer_xl import TransformerXL
 from irpe.errors import UserError
 from irpe.nn.tables import RelativePositionEncoding
 
@@ -173,7 +171,7 @@ def site_of(
     has_bias = row.has_bias(attention)
     changes = [*facts.pop("changes", ())]
     first = row.grid if isinstance(row.grid, Own) else row.first_grid
-    changes += expect_grid(attention, None if first is None else first(attention))
+    changes += set_attribute(attention, LAST, None if first is None else first(attention))
     if has_bias and call.builtin_bias != "keep":
         changes += row.drop_bias(attention)
     is_decomposed = has_bias and row.is_decomposed
@@ -208,83 +206,22 @@ def choose_layers(sites: Sequence[Site], layers: Sequence[int] | None) -> list[S
     return [sites[i] for i in indices]
 
 
-def check_equipped(sites: Sequence[Site]) -> None:
-    """Raises an error if an attention has an encoding already."""
-    equipped = [site.name for site in sites if is_equipped(site.attention)]
-    if equipped:
-        raise UserError(
-            f"already equipped: {', '.join(equipped)}; irpe.unequip(model) takes it back; "
-            "or choose other layers"
-        )
+_REMEDIES = {"grid": "leave grid out", "num_prefix_tokens": "leave it to the model"}
 
 
-def check_site(site: Site, known: type[nn.Module]) -> None:
-    """Raises an error if an attention cannot have an encoding.
+def refuse(call: Equipment, reasons: Mapping[str, str], **allowed: object) -> None:
+    """Raises an error if a model was asked for something that it cannot have.
 
     Args:
-        site: The attention.
-        known: The class of its row.
+        call: What was asked for.
+        reasons: By the argument of `equip`, why it cannot be chosen.
+        allowed: By the argument, what it may be all the same.
     """
-    kind = type(site.attention)
-    if kind.forward is not known.forward:
-        raise UserError(
-            f"{site.name} is a {kind.__qualname__} with a forward of its own, which the encoding "
-            f"would replace: leave it out with layers=, or irpe.register_host({kind.__qualname__})"
-        )
-    _check_weights(site)
-    if site.check is not None:
-        site.check()
-
-
-def check_untouched(model: nn.Module) -> None:
-    """Raises an error if a model was given to a library that would not know of tables made later.
-
-    DistributedDataParallel and fully_shard would not synchronise them, PEFT would not save them.
-    """
-    modules = {type(module): name or "the model" for name, module in model.named_modules()}
-    for kind, name in modules.items():
-        bases = {base.__name__ for base in kind.__mro__}
-        wrapper = bases & {"DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel"}
-        if wrapper:
-            raise UserError(
-                f"{name} is a {wrapper.pop()}, which would not synchronise the tables: equip the "
-                "model first, then distribute it"
-            )
-        if kind.__module__.startswith("peft."):
-            raise UserError(
-                f"{name} is an adapter of PEFT ({kind.__name__}), which would not save the tables: "
-                'equip the model first, then add adapters, with modules_to_save=["rpe"] to train '
-                "tables"
-            )
-
-
-def _check_weights(site: Site) -> None:
-    """Raises an error if an attention has quantised projections: tables have no dtype to take."""
-    for name, module in site.attention.named_modules():
-        weight: Any = getattr(module, "weight", None)  # a method in modules of torch.ao.quantized
-        is_real = isinstance(weight, Tensor) and weight.is_floating_point()
-        if weight is not None and not is_real:
-            kind = f"{type(module).__module__}.{type(module).__qualname__}"
-            raise UserError(
-                f"{site.name}.{name} is a {kind}, whose weights are quantised: equip the model "
-                "first and quantise it afterwards, or leave it out with layers="
-            )
-
-
-def check_rotation(sites: Sequence[Site], spec: AnyEncoding) -> None:
-    """Raises an error for an encoding that cannot stand beside a host's own rotary encoding."""
-    rotating = [site.name for site in sites if site.rotates]
-    if not rotating or getattr(spec, "takes_rotation", False):
-        return
-    does = (
-        f"shifts the queries of a product that {rotating[0]} rotates"
-        if isinstance(spec, TransformerXL)
-        else f"rotates queries and keys, as {rotating[0]} does already"
-    )
-    raise UserError(
-        f"encoding '{spec}' {does}: the model keeps its own rotation; choose an encoding with "
-        "tables beside it, such as product-contextual-k"
-    )
+    for name, reason in reasons.items():
+        value = getattr(call, name)
+        if value not in (None, "keep", allowed.get(name)):
+            others = " or ".join(map(repr, ("keep", *filter(None, [allowed.get(name)]))))
+            raise UserError(f"{name} {value!r}: {reason}; {_REMEDIES.get(name, f'use {others}')}")
 
 
 def check_grid(call: Equipment, own: Sequence[int]) -> None:
@@ -294,11 +231,9 @@ def check_grid(call: Equipment, own: Sequence[int]) -> None:
         call: What was asked for.
         own: The one grid that the model has.
     """
-    if call.grid is not None and call.grid != tuple(own):
-        raise UserError(
-            f"grid {call.grid}: the model takes images of one size, whose grid is "
-            f"{tuple(own)}; leave grid out, or create the model for the other size"
-        )
+    own = tuple(own)
+    reason = f"the model takes images of one size, whose grid is {own}: create it for the other"
+    refuse(call, {"grid": reason}, grid=own)
 
 
 def check_window(call: Equipment, kind: str, found: Plan) -> None:
@@ -309,13 +244,8 @@ def check_window(call: Equipment, kind: str, found: Plan) -> None:
         kind: The class of the attention.
         found: What was found in the model.
     """
-    if call.grid is not None or call.num_prefix_tokens:
-        raise UserError(
-            f"grid {call.grid}, num_prefix_tokens {call.num_prefix_tokens}: {kind} works on "
-            "windows or maps, whose grid it knows; leave both to the model"
-        )
-    if call.absolute == "sinusoid" and not found.replaces_absolute:
-        raise UserError(
-            f"absolute 'sinusoid': the model around {kind} has no absolute encoding to replace; "
-            "use 'keep' or 'none'"
-        )
+    reason = f"{kind} works on windows or maps, whose grid it knows"
+    refuse(call, {"grid": reason, "num_prefix_tokens": reason}, num_prefix_tokens=0)
+    if not found.replaces_absolute:
+        reason = f"the model around {kind} has no absolute encoding to replace"
+        refuse(call, {"absolute": reason}, absolute="none")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from irpe.adapters.equip import check_sites, find_attentions
+from irpe.adapters.checks import check_sites
+from irpe.adapters.equip import find_attentions
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.hosts import full_name
 from irpe.core.encodings.model_only import NoEncoding

@@ -14,8 +14,9 @@ from adapters.small_models import make_vit, state_of
 from timm.models import naflexvit
 
 import irpe
+from irpe.adapters.hosts.transformers import _ABSOLUTE as ABSOLUTE
 from irpe.adapters.hosts.transformers import _ROWS as ROWS
-from irpe.adapters.hosts.transformers import detr, masked, sam, swin, vit
+from irpe.adapters.hosts.transformers import detr, masked, vit
 from irpe.adapters.refusals import REFUSED as CLASSES
 
 
@@ -58,13 +59,13 @@ CANNOT_HAVE = [
     ("timm's Swin", PREFIX, "WindowAttention works on windows"),
     ("timm's Swin", SINUSOID, NO_ABSOLUTE),
     ("timm's PVT v2", {"grid": (4, 5)}, "whose grid it knows"),
-    ("timm's MViTv2", PREFIX, "leave both to the model"),
+    ("timm's MViTv2", PREFIX, "leave it to the model"),
     ("timm's MViTv2", CONVERT, "not a vector for each"),
     (make_dropping, {"grid": (4, 5)}, "leave grid out"),
-    (make_dropping, {"num_prefix_tokens": 2}, "2: patch_drop keeps the first 1"),
+    (make_dropping, {"num_prefix_tokens": 2}, "2: patch_drop keeps the first"),
     (make_dropping, {"spec": "cpvt"}, "convolves the whole grid"),
     (make_naflex, {"grid": (3, 4)}, "leave grid out"),
-    (make_naflex, PREFIX, "NaFlexVit has 2 before its patches"),
+    (make_naflex, PREFIX, "1: NaFlexVit has others"),
     (make_naflex, NONE, "use 'keep'"),
     ("torchvision's VisionTransformer", {"grid": (2, 8)}, r"whose grid is \(4, 4\)"),
     ("torchvision's VisionTransformer", {"grid": (16,)}, r"whose grid is \(4, 4\)"),
@@ -81,8 +82,8 @@ CANNOT_HAVE = [
     ("DETR", PREFIX, "num_prefix_tokens 1"),
     ("DETR", SINUSOID, "has a fixed sinusoid already; use 'keep' or 'none'"),
     ("RT-DETR", SINUSOID, "has a fixed sinusoid already; use 'keep' or 'none'"),
-    ("SAM", {"grid": (6, 6)}, "gets maps, whose shape is the grid; leave both"),
-    ("SAM", PREFIX, "gets maps, whose shape is the grid; leave both"),
+    ("SAM", {"grid": (6, 6)}, "SamVisionSdpaAttention works on windows"),
+    ("SAM", PREFIX, "SamVisionSdpaAttention works on windows"),
     ("SAM", OFFSETS | {"spec": "cross-contextual-k@clip4"}, r"up to 5 .*-contextual-k@clip5'"),
     ("Swin", {"grid": (4, 4)}, "SwinAttention works on windows"),
     ("Swin", SINUSOID, NO_ABSOLUTE),
@@ -159,8 +160,8 @@ def test_reasons_are_given_for_classes_that_exist():
 
 def test_the_library_has_all_classes_that_are_named():
     tables = (
-        vit._TOWERS, detr._MODELS, detr._HYBRID, sam._ABSOLUTE, swin._EMBEDDINGS, masked._ENCODERS,
-        masked._WITH_DECODER, ROWS,
+        vit._TOWERS, detr._MODELS, detr._HYBRID, masked._ENCODERS, masked._WITH_DECODER, ABSOLUTE,
+        ROWS,
     )  # fmt: skip
     blocks = {tower.block for tower in vit._TOWERS.values()} | {*detr._MODELS.values()}
     folder = inspect.getfile(transformers.models).removesuffix("__init__.py")

@@ -8,16 +8,13 @@ json can hold, or `None`, and `build_model(arguments)`. Classes of the user's ow
 """
 
 import importlib
-from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from irpe.adapters.host import Row
 from irpe.errors import UserError
-
-Entry = TypeVar("Entry")
 
 # In this order: the first host that finds an attention takes the model.
 HOSTS = {
@@ -47,11 +44,6 @@ def row_of(kind: type[nn.Module]) -> Row:
     return next(iter(rows_of(kind).values()))
 
 
-def known_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Returns the class that has a row: a class of attentions, or one of its bases."""
-    return next(iter(rows_of(kind)))
-
-
 @cache
 def rows_of(kind: type[nn.Module]) -> dict[type[nn.Module], Row]:
     """Returns the rows of a class of attentions and of its bases, by class; there is one."""
@@ -63,11 +55,6 @@ def rows_of(kind: type[nn.Module]) -> dict[type[nn.Module], Row]:
         if row is not None:
             found[base] = row
     return found
-
-
-def entry_of(kind: type, table: Mapping[str, Entry]) -> Entry | None:
-    """Returns the entry of a class, or of the first of its bases that has one, by its full name."""
-    return next((table[name] for name in map(full_name, kind.__mro__) if name in table), None)
 
 
 def full_name(kind: type) -> str:

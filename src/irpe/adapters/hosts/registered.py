@@ -10,7 +10,7 @@ from torch import nn
 from irpe.adapters.answer import calls_attention, equipped_class, is_answered
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import SOURCE, MeasuredGrid, measured_map, told_grid
-from irpe.adapters.host import Plan, Row, Site, site_of
+from irpe.adapters.host import Plan, Row, Site, refuse, site_of
 from irpe.adapters.hosts import REGISTERED, full_name, rows_of
 from irpe.adapters.swaps import set_attribute
 from irpe.core.buckets import check_num_prefix_tokens
@@ -190,11 +190,8 @@ class _RegisteredHost:
                 f"{name} does not know its grid: pass grid= to irpe.equip, or model= and "
                 "convolution= to irpe.register_host, and equip such a model"
             )
-        if call.absolute != "keep":
-            raise UserError(
-                f"absolute {call.absolute!r}: the absolute encoding of a model around {name} "
-                "is not known; use 'keep', and remove it in the model"
-            )
+        unknown = f"that of a model around {name} is not known, so remove it in the model"
+        refuse(call, {"absolute": unknown})
 
     def describe_model(self, model: nn.Module) -> dict[str, Any] | None:
         """Returns what `build_model` needs, or `None` if the model cannot be built."""

@@ -6,7 +6,7 @@ from torch import nn
 
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import SOURCE, told_grid
-from irpe.adapters.host import Plan, site_of
+from irpe.adapters.host import Plan, refuse, site_of
 from irpe.adapters.multihead import ROW, leave_fast_path
 from irpe.adapters.multihead import find_row as find_row
 from irpe.adapters.swaps import set_attribute
@@ -60,11 +60,7 @@ def _check(attention: nn.MultiheadAttention, name: str, call: Equipment) -> None
             f"{where}a torch.nn attention does not know its grid: pass grid=, for example "
             "grid=(14, 14), and num_prefix_tokens= if tokens stand before the patches"
         )
-    if call.absolute != "keep":
-        raise UserError(
-            f"absolute {call.absolute!r}: torch.nn's transformer has no absolute encoding to "
-            "replace; use 'keep'"
-        )
+    refuse(call, {"absolute": "torch.nn's transformer has no absolute encoding to replace"})
     if attention._parameters["in_proj_weight"] is None:
         raise UserError(f"{where}kdim or vdim differ from embed_dim: this is cross-attention")
     if attention.bias_k is not None or attention.add_zero_attn:

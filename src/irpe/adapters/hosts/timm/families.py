@@ -1,8 +1,9 @@
 """timm's models: where their grids and their absolute encodings are."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from timm.layers.attention import Attention, AttentionRope
@@ -29,6 +30,7 @@ from irpe.adapters.host import (
     Plan,
     change_absolute,
     check_grid,
+    refuse,
     site_of,
 )
 from irpe.adapters.hosts import row_of
@@ -42,6 +44,17 @@ _RESAMPLING = (Qwen3VitEncoder, DeepseekVitEncoder)  # their absolute encoding, 
 TOKEN_MODELS = (VisionTransformer, Eva, beit.Beit, VisionTransformerRelPos, *_RESAMPLING)
 _ON_TOKENS = (Attention, EvaAttention, AttentionRope, beit.Attention, RelPosAttention)
 _SHARED_BIASES = ("rel_pos_bias", "shared_rel_pos")  # of BEiT and VisionTransformerRelPos
+
+
+_DROPPING = {
+    "grid": "patch_drop keeps some tokens of the grid of each input, which the model measures",
+    "num_prefix_tokens": "patch_drop keeps the first tokens of the model and drops among the rest",
+}
+_NAFLEX = {
+    "grid": "NaFlexVit is given the coordinates of each patch",
+    "num_prefix_tokens": "NaFlexVit has others before its patches",
+    "absolute": "NaFlexVit resamples its absolute encoding for each image",
+}
 
 
 class SetInputSize:
@@ -67,6 +80,8 @@ def add_tokens(found: Plan, name: str, vit: Any, call: Equipment) -> None:
     source = _source(vit, call)
     shared = next((each for each in _SHARED_BIASES if getattr(vit, each, None) is not None), None)
     drops = drops_tokens(vit)
+    count = vit.patch_drop.num_prefix_tokens if drops else 0
+    check = partial(refuse, call, _DROPPING, num_prefix_tokens=count)
     _add_blocks(
         found,
         name,
@@ -75,22 +90,23 @@ def add_tokens(found: Plan, name: str, vit: Any, call: Equipment) -> None:
         call,
         block_dim=vit.embed_dim,
         has_builtin_bias=shared is not None,
-        check=partial(_check_dropping, vit, call),
+        check=check if drops else None,
         drops_tokens=drops,
     )
     if drops and source.told is None:
         found.changes += keep_indices(vit, source)
     if shared is not None and call.builtin_bias == "drop":
-        _check_all_layers(call)
+        if call.layers is not None:
+            raise UserError(
+                "builtin_bias 'drop': all layers share one relative bias, so it cannot be dropped "
+                f"in layers {list(call.layers)} alone; leave layers out, or use 'keep'"
+            )
         found.changes += put_module(vit, shared, None)
     if call.absolute == "keep":
         return
     if call.requires_absolute or getattr(vit, "pos_embed", None) is not None:
         if isinstance(vit, _RESAMPLING):
-            raise UserError(
-                f"absolute {call.absolute!r}: {type(vit).__qualname__} resamples its absolute "
-                "encoding from a grid of its own; use 'keep'"
-            )
+            refuse(call, {"absolute": "the model resamples its absolute encoding for each image"})
         change_absolute(found, vit, "pos_embed", vit.patch_embed.grid_size, call.absolute)
         found.changes += set_attribute(vit, "set_input_size", SetInputSize(vit, call.absolute))
 
@@ -99,7 +115,8 @@ def add_naflex(found: Plan, name: str, vit: Any, call: Equipment) -> None:
     """Adds the attentions of NaFlexVit: images of several shapes, patches with coordinates."""
     count = vit.num_prefix_tokens
     source = source_of(vit) or MeasuredGrid("embeds", _measure_shapes, count)
-    _add_blocks(found, name, vit, source, call, check=partial(_check_naflex, vit, call))
+    check = partial(refuse, call, _NAFLEX, num_prefix_tokens=count)
+    _add_blocks(found, name, vit, source, call, check=check)
     if drops_tokens(vit):
         found.changes += keep_indices(vit, source)
     elif not isinstance(vit.norm_pre, nn.Identity):
@@ -135,52 +152,13 @@ def _attentions_of(vit: Any, name: str) -> Iterator[tuple[str, nn.Module, Any]]:
                 yield path, block, attention
 
 
-def _change_sam(found: Plan, sam: Any, call: Equipment) -> None:
-    if call.requires_absolute or sam.pos_embed is not None:
-        change_absolute(found, sam, "pos_embed", sam.patch_embed.grid_size, call.absolute)
-
-
-def _change_volo(found: Plan, model: Any, call: Equipment) -> None:
-    grid = () if model.pos_embed is None else model.pos_embed.shape[1:3]
-    change_absolute(found, model, "pos_embed", grid, call.absolute)
-
-
-def _change_mvit(found: Plan, vit: Any, call: Equipment) -> None:
-    if vit.pos_embed is not None:
-        change_absolute(found, vit, "pos_embed", vit.patch_dims, call.absolute)
-
-
 ON_TOKENS = {**dict.fromkeys(TOKEN_MODELS, add_tokens), NaFlexVit: add_naflex}
-WITH_ABSOLUTE = {
-    VisionTransformerSAM: _change_sam,
-    volo.VOLO: _change_volo,
-    mvitv2.MultiScaleVit: _change_mvit,
+# Models whose attentions are found by their rows: the grid of the absolute encoding.
+WITH_ABSOLUTE: dict[type, Callable[[Any], Sequence[int]]] = {
+    VisionTransformerSAM: attrgetter("patch_embed.grid_size"),
+    volo.VOLO: lambda volo: volo.pos_embed.shape[1:3],
+    mvitv2.MultiScaleVit: attrgetter("patch_dims"),
 }
-
-
-def _check_all_layers(call: Equipment) -> None:
-    if call.layers is not None:
-        raise UserError(
-            f"builtin_bias 'drop': all layers share one relative bias, so it cannot be dropped in "
-            f"layers {list(call.layers)} alone; leave layers out, or use 'keep'"
-        )
-
-
-def _check_dropping(vit: Any, call: Equipment) -> None:
-    """Raises an error for what a model that drops tokens in training cannot have."""
-    if not drops_tokens(vit):
-        return
-    if call.grid is not None:
-        raise UserError(
-            f"grid {call.grid}: patch_drop keeps some tokens of the grid of each input, which "
-            "the model measures; leave grid out"
-        )
-    own, count = vit.patch_drop.num_prefix_tokens, call.num_prefix_tokens
-    if count not in (None, own):
-        raise UserError(
-            f"num_prefix_tokens {count}: patch_drop keeps the first {own} tokens and drops among "
-            "the rest; leave it to the model"
-        )
 
 
 def _source(vit: Any, call: Equipment) -> MeasuredGrid:
@@ -211,20 +189,3 @@ def _measure_shapes(call: Embedded) -> Measured:
     if coordinates is None:
         return tuple(call.output[1])
     return Positions(Points(coordinates), None, call.module.num_prefix_tokens)
-
-
-def _check_naflex(vit: Any, call: Equipment) -> None:
-    if call.grid is not None:
-        raise UserError(
-            f"grid {call.grid}: NaFlexVit is given the coordinates of each patch; leave grid out"
-        )
-    if call.num_prefix_tokens not in (None, vit.num_prefix_tokens):
-        raise UserError(
-            f"num_prefix_tokens {call.num_prefix_tokens}: NaFlexVit has "
-            f"{vit.num_prefix_tokens} before its patches; leave it to the model"
-        )
-    if call.absolute != "keep":
-        raise UserError(
-            f"absolute {call.absolute!r}: NaFlexVit resamples its absolute encoding for each "
-            "image; use 'keep'"
-        )

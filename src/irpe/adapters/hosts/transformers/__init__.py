@@ -7,7 +7,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from irpe.adapters.equipped import Equipment
-from irpe.adapters.host import Plan, Row
+from irpe.adapters.host import Plan, Row, change_absolute, check_window
 from irpe.adapters.hosts.transformers import sizes as sizes
 from irpe.adapters.hosts.transformers.building import build_model as build_model
 from irpe.adapters.hosts.transformers.building import describe_model as describe_model
@@ -18,21 +18,30 @@ from irpe.adapters.refusals import check_refused
 
 try:
     from irpe.adapters.hosts.transformers import detr, masked, pooled, sam, swin, vit
-    from irpe.adapters.hosts.transformers.attention_interface import REGISTERED
+    from irpe.adapters.hosts.transformers.attention_interface import REGISTERED, make_site
+    from irpe.adapters.hosts.transformers.classes import entry_of
 except ImportError as error:
     raise ImportError(
         f"transformers {transformers.__version__} has other attentions than irpe knows: "
         "pip install -U 'irpe[transformers]'"
     ) from error
 
-_ROWS = {**swin.ROWS, **sam.ROWS, **pooled.ALL_ROWS, **vit.ROWS}
-_FAMILIES = (vit, swin, detr, sam, masked, pooled)
+_ON_MAPS = {**swin.ROWS, **sam.ROWS, **pooled.ROWS}  # each call is given a map, or windows of one
+_ROWS = {**_ON_MAPS, **pooled.ROWS_OF_PVT, **vit.ROWS}
+_ABSOLUTE = {**swin.ABSOLUTE, **sam.ABSOLUTE}  # by the class of its owner: its name and its grid
+_FAMILIES = (vit, detr, masked, pooled)  # whose models know more than their attentions
 
 
 def find_attentions(model: nn.Module, call: Equipment) -> Plan:
     """Returns the attentions of all supported transformers in a model, and what else changes."""
     found = Plan()
     for name, module in model.named_modules():
+        row, absolute = entry_of(module, _ON_MAPS), entry_of(module, _ABSOLUTE)
+        if absolute is not None and getattr(module, absolute[0]) is not None:
+            change_absolute(found, module, absolute[0], absolute[1](module), call.absolute)
+        if row is not None:
+            check = partial(check_window, call, type(module).__name__, found)
+            found.sites.append(make_site(name, module, 0, call, row, check=check))
         for family in _FAMILIES:
             family.add_sites(found, name, module, call)
     if not found.sites:

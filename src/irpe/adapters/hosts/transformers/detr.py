@@ -13,7 +13,7 @@ from transformers.models.detr.modeling_detr import DetrSinePositionEmbedding
 
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import SOURCE, Embedded, MeasuredGrid, measured_map, source_of
-from irpe.adapters.host import Plan
+from irpe.adapters.host import Plan, refuse
 from irpe.adapters.hosts.transformers.attention_interface import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.swaps import add_hook, put_module, set_attribute
@@ -28,6 +28,10 @@ _HYBRID = {
         "RTDetr", "RTDetrV2", "DFine", "Deimv2", "PPDocLayoutV2", "PPDocLayoutV3", "PPDocLayoutV4",
     )
 }  # fmt: skip
+
+
+_PREFIX = {"num_prefix_tokens": "no tokens stand before the feature map of a DETR"}
+_SINUSOID = {"absolute": "this DETR has a fixed sinusoid already"}
 
 
 class NoPositionEmbedding(nn.Module):
@@ -76,7 +80,8 @@ def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
 def _add_encoder(found: Plan, name: str, detr: Any, layer: str, call: Equipment) -> None:
     source = measured_map(detr, "input_projection", 0, None, call.grid)
     has_sinusoid = type(detr.position_embedding).__name__.endswith("SinePositionEmbedding")
-    check = partial(_check, call, has_sinusoid)
+    fixed = _SINUSOID if has_sinusoid else {}
+    check = partial(refuse, call, _PREFIX | fixed, num_prefix_tokens=0, absolute="none")
     layers = modules_of(detr, layer, name)
     for path, module in layers.items():
         site = make_site(f"{path}.self_attn", module.self_attn, 0, call, source=source, check=check)
@@ -94,7 +99,7 @@ def _add_encoder(found: Plan, name: str, detr: Any, layer: str, call: Equipment)
 def _add_scale(found: Plan, name: str, encoder: Any, call: Equipment) -> None:
     made = MeasuredGrid("", _measure_given, told=call.grid, before=True)
     source = made if call.grid is not None else source_of(encoder) or made
-    check = partial(_check, call, has_sinusoid=True)
+    check = partial(refuse, call, _PREFIX | _SINUSOID, num_prefix_tokens=0, absolute="none")
     for index, layer in enumerate(encoder.layers):
         path = f"{name}.layers.{index}.self_attn".lstrip(".")
         site = make_site(path, layer.self_attn, 0, call, source=source, check=check)
@@ -104,18 +109,6 @@ def _add_scale(found: Plan, name: str, encoder: Any, call: Equipment) -> None:
         found.changes += set_attribute(encoder, SOURCE, source)
     if call.absolute != "keep":
         found.changes += put_module(encoder, "position_embedding", NoHybridPositionEmbedding())
-
-
-def _check(call: Equipment, has_sinusoid: bool) -> None:
-    if call.num_prefix_tokens:
-        raise UserError(
-            f"num_prefix_tokens {call.num_prefix_tokens}: no tokens stand before the feature "
-            "map of a DETR; leave it out"
-        )
-    if call.absolute == "sinusoid" and has_sinusoid:
-        raise UserError(
-            "absolute 'sinusoid': this DETR has a fixed sinusoid already; use 'keep' or 'none'"
-        )
 
 
 def _refuse_embeddings(detr: nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import Embedded, Measure, Measured, MeasuredGrid, source_of
-from irpe.adapters.host import Plan
+from irpe.adapters.host import Plan, refuse
 from irpe.adapters.hosts.transformers.attention_interface import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.core.positions import Grid, Positions, Subset
@@ -155,27 +155,15 @@ def _add_blocks(
 ) -> None:
     """Adds the blocks of an owner, whose grids are measured in a model."""
     blocks = modules_of(owner, family.layer, name)
-    check = partial(_check, type(owner).__name__, source, family, call)
+    name, count = type(owner).__name__, family.num_prefix_tokens
+    reasons = {
+        "grid": f"{name} knows the grid of each input, by its configuration {source.initial}",
+        "num_prefix_tokens": f"{name} has {count} before its patches",
+        "absolute": f"the decoder of {name} distinguishes masked patches by its fixed sinusoid",
+    }
+    check = partial(refuse, call, reasons, grid=source.initial, num_prefix_tokens=count)
     for path, block in blocks.items():
         attention = block.get_submodule(family.attention)
-        count, path = family.num_prefix_tokens, f"{path}.{family.attention}"
+        path = f"{path}.{family.attention}"
         found.sites.append(make_site(path, attention, count, call, source=source, check=check))
     found.changes += source.follow(model, blocks.values())
-
-
-def _check(name: str, source: MeasuredGrid, family: _Family, call: Equipment) -> None:
-    if call.grid not in (None, source.initial):
-        raise UserError(
-            f"grid {call.grid}: {name} knows the grid of each input, by its configuration "
-            f"{source.initial}; leave grid out"
-        )
-    if call.num_prefix_tokens not in (None, family.num_prefix_tokens):
-        raise UserError(
-            f"num_prefix_tokens {call.num_prefix_tokens}: {name} has "
-            f"{family.num_prefix_tokens} before its patches; leave it to the model"
-        )
-    if call.absolute != "keep":
-        raise UserError(
-            f"absolute {call.absolute!r}: the decoder of {name} distinguishes masked patches by "
-            "its absolute encoding, a fixed sinusoid; use 'keep'"
-        )

@@ -8,11 +8,10 @@ from torch import Tensor
 from irpe.adapters.answer import answer_with_weights
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import InputGrid
-from irpe.adapters.host import Plan, Row, check_window
+from irpe.adapters.host import Plan, Row, check_window, refuse
 from irpe.adapters.hosts.transformers.attention_interface import REGISTERED, make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.core.positions import Grid, PooledGrid, pooled_positions
-from irpe.errors import UserError
 
 
 def pooled_keys(
@@ -65,6 +64,7 @@ def forward_reduced(
 
 
 _REDUCED = Row(pooled_keys, forward_reduced)
+ROWS_OF_PVT = {"PvtEfficientSelfAttention": _REDUCED}
 ROWS = {
     "SegformerAttention": Row(pooled_keys, body=REGISTERED.body),
     "GLPNEfficientSelfAttention": _REDUCED,
@@ -72,23 +72,11 @@ ROWS = {
 }
 
 
-ALL_ROWS = {**ROWS, "PvtEfficientSelfAttention": _REDUCED}
-
-
-def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
-    """Adds an attention to pooled keys."""
-    if entry_of(module, {"PvtEncoder": True}):
-        _add_pvt(found, name, module, call)
-    row = entry_of(module, ROWS)
-    if row is None:
+def add_sites(found: Plan, name: str, encoder: Any, call: Equipment) -> None:
+    """Adds the attentions of PVT 1, whose last stage has a class token."""
+    if not entry_of(encoder, {"PvtEncoder": True}):
         return
-    check = partial(check_window, call, type(module).__name__, found)
-    found.sites.append(make_site(name, module, 0, call, row, check=check))
-
-
-def _add_pvt(found: Plan, name: str, encoder: Any, call: Equipment) -> None:
-    """Adds the attentions of PVT, whose last stage has a class token."""
-    check = partial(_check_pvt, call)
+    check = partial(_check, call)
     for stage, embeddings in enumerate(encoder.patch_embeddings):
         count = int(embeddings.cls_token is not None)
         path = f"{name}.block.{stage}".lstrip(".")
@@ -97,10 +85,6 @@ def _add_pvt(found: Plan, name: str, encoder: Any, call: Equipment) -> None:
             found.sites.append(make_site(each, attention, count, call, _REDUCED, check=check))
 
 
-def _check_pvt(call: Equipment) -> None:
+def _check(call: Equipment) -> None:
     check_window(call, "PvtEfficientSelfAttention", Plan(replaces_absolute=True))
-    if call.absolute != "keep":
-        raise UserError(
-            f"absolute {call.absolute!r}: PVT resamples an absolute encoding in every stage; use "
-            "'keep'"
-        )
+    refuse(call, {"absolute": "PVT resamples an absolute encoding in every stage"})

@@ -15,12 +15,8 @@ from torch import Tensor
 from transformers.models.vitdet.modeling_vitdet import get_rel_pos
 
 from irpe.adapters.answer import answer_with_weights
-from irpe.adapters.equipped import Equipment
-from irpe.adapters.host import Given, Plan, Row, change_absolute
-from irpe.adapters.hosts.transformers.attention_interface import make_site
-from irpe.adapters.hosts.transformers.classes import entry_of
+from irpe.adapters.host import Given, Row
 from irpe.adapters.offset_vectors import grid_of_vectors
-from irpe.errors import UserError
 
 Map = Float[Tensor, "batch rows columns channels"]
 Scores = Float[Tensor, "batch heads query key"]
@@ -115,42 +111,19 @@ ROWS = {
     **{f"{name}VisionAttention": _EAGER for name in ("GotOcr2", "PPFormulaNet", "SLANeXt")},
     "VitDetAttention": _VITDET,
 }
-# By the module that owns it: the name of the absolute encoding.
-_ABSOLUTE = {
-    "SamVisionEncoder": "pos_embed",
-    "SamHQVisionEncoder": "pos_embed",
-    "VitDetEmbeddings": "position_embeddings",
+
+
+def _grid_of_map(encoder: Any) -> tuple[int, ...]:
+    return tuple(encoder.pos_embed.shape[1:3])
+
+
+def _grid_of_patches(embeddings: Any) -> tuple[int, ...]:
+    sides = zip(embeddings.image_size, embeddings.patch_size, strict=True)
+    return tuple(size // patch for size, patch in sides)
+
+
+ABSOLUTE = {
+    "SamVisionEncoder": ("pos_embed", _grid_of_map),
+    "SamHQVisionEncoder": ("pos_embed", _grid_of_map),
+    "VitDetEmbeddings": ("position_embeddings", _grid_of_patches),  # after that of a class token
 }
-
-
-def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
-    """Adds an attention over a map, or changes the absolute encoding."""
-    absolute = entry_of(module, _ABSOLUTE)
-    if absolute is not None and call.absolute != "keep":
-        _replace_absolute(found, module, absolute, call.absolute)
-    row = entry_of(module, ROWS)
-    if row is not None:
-        check = partial(_check, type(module).__name__, call)
-        found.sites.append(make_site(name, module, 0, call, row, check=check))
-
-
-def _check(name: str, call: Equipment) -> None:
-    if call.grid is not None or call.num_prefix_tokens:
-        raise UserError(
-            f"grid {call.grid}, num_prefix_tokens {call.num_prefix_tokens}: {name} gets "
-            "maps, whose shape is the grid; leave both to the model"
-        )
-
-
-def _replace_absolute(found: Plan, owner: Any, name: str, absolute: str) -> None:
-    learned = getattr(owner, name)
-    if learned is None:
-        raise UserError(
-            f"absolute {absolute!r}: {type(owner).__name__} has no absolute encoding to replace; "
-            "use 'keep'"
-        )
-    grid = learned.shape[1:3]
-    if learned.ndim == 3:  # a class token that is not used, then the patches
-        sides = zip(owner.image_size, owner.patch_size, strict=True)
-        grid = [size // patch for size, patch in sides]
-    change_absolute(found, owner, name, grid, absolute)

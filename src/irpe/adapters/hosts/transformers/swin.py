@@ -1,7 +1,6 @@
 """transformers' Swin transformers, 1 and 2, and their copies that compute softmax themselves."""
 
 import math
-from functools import partial
 from typing import Any
 
 import torch
@@ -9,11 +8,9 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from irpe.adapters.answer import answer_with_weights
-from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import InputGrid
-from irpe.adapters.host import Own, Plan, Row, change_absolute, check_window
-from irpe.adapters.hosts.transformers.attention_interface import REGISTERED, make_site
-from irpe.adapters.hosts.transformers.classes import entry_of
+from irpe.adapters.host import Own, Row
+from irpe.adapters.hosts.transformers.attention_interface import REGISTERED
 
 
 class NoBias(nn.Module):
@@ -133,21 +130,14 @@ ROWS = {
     "MaskFormerSwinSelfAttention": _COPIED,
     "DonutSwinSelfAttention": _COPIED,
 }
-_KINDS = ("Swin", "Swinv2", "MaskFormerSwin", "DonutSwin", "Swin2SR")
-_EMBEDDINGS = {f"{name}Embeddings": True for name in _KINDS}
-
-
-def add_sites(found: Plan, name: str, module: Any, call: Equipment) -> None:
-    """Adds an attention, on the grid of a window, or changes the absolute encoding."""
-    if entry_of(module, _EMBEDDINGS) and module.position_embeddings is not None:
-        change_absolute(found, module, "position_embeddings", _patch_grid(module), call.absolute)
-    row = entry_of(module, ROWS)
-    if row is None:
-        return
-    check = partial(check_window, call, type(module).__name__, found)
-    found.sites.append(make_site(name, module, 0, call, row, check=check))
 
 
 def _patch_grid(embeddings: Any) -> Any:
     own = getattr(embeddings, "patch_grid", None)
     return embeddings.patch_embeddings.num_patches if own is None else own
+
+
+ABSOLUTE = {
+    f"{name}Embeddings": ("position_embeddings", _patch_grid)
+    for name in ("Swin", "Swinv2", "MaskFormerSwin", "DonutSwin", "Swin2SR")
+}

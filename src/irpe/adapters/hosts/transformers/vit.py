@@ -12,7 +12,7 @@ from torch import nn
 
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.grids import Embedded, Measured, MeasuredGrid, measured_map, source_of
-from irpe.adapters.host import Plan, Row, change_absolute
+from irpe.adapters.host import Plan, Row, change_absolute, refuse
 from irpe.adapters.hosts.transformers.attention_interface import (
     IN_WINDOWS,
     REGISTERED,
@@ -251,24 +251,15 @@ def _count_tokens(embeddings: Any, names: tuple[str, ...]) -> int:
 
 def _check(vit: Any, embeddings: Any, tower: _Tower, call: Equipment) -> None:
     name = type(vit).__name__
-    given = call.grid is not None or call.num_prefix_tokens is not None
-    if tower.num_windows(vit) > 1 and given:
-        raise UserError(
-            f"grid {call.grid}, num_prefix_tokens {call.num_prefix_tokens}: {name} cuts images "
-            "into windows, whose tokens it knows; leave both to the model"
-        )
-    if call.absolute == "keep":
-        return
+    if tower.num_windows(vit) > 1:
+        reason = f"{name} cuts images into windows, whose tokens it knows"
+        refuse(call, {"grid": reason, "num_prefix_tokens": reason})
     if tower.suffix is not None:
-        raise UserError(
-            f"absolute {call.absolute!r}: the absolute encoding of {name} is that of its "
-            f"{tower.suffix.replace('_', ' ')} too; use 'keep'"
-        )
+        whose = f"{name} is that of its {tower.suffix.replace('_', ' ')} too"
+        refuse(call, {"absolute": f"the absolute encoding of {whose}"})
     has_none = tower.position is None or getattr(embeddings, tower.position) is None
     if has_none and call.requires_absolute:
-        raise UserError(
-            f"absolute {call.absolute!r}: {name} has no absolute encoding to replace; use 'keep'"
-        )
+        refuse(call, {"absolute": f"{name} has no absolute encoding to replace"})
 
 
 def _replace_absolute(
