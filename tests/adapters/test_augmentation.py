@@ -72,7 +72,7 @@ def test_checkpointed_blocks_are_repeated_on_the_same_positions():
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-@pytest.mark.parametrize("drop", [0.0, 0.5])
+@pytest.mark.parametrize("drop", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
 def test_a_compiled_model_makes_them_anew(drop):
     model, x = make(patch_drop_rate=drop), images()
     compiled = torch.compile(model, backend="eager", fullgraph=True)

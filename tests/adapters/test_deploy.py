@@ -32,6 +32,7 @@ SPECS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the exporter warns of its own deprecations
 def test_onnx_runtime_agrees_and_the_graph_has_no_operator_of_ours(tmp_path):
     onnx = pytest.importorskip("onnx", reason="needs the extra 'export'")
@@ -52,8 +53,9 @@ def test_onnx_runtime_agrees_and_the_graph_has_no_operator_of_ours(tmp_path):
             torch.testing.assert_close(torch.from_numpy(actual), model(images), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # Inductor warns of the machine it finds
-@pytest.mark.parametrize("part", ["blocks.0.attn", pytest.param("", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("part", ["blocks.0.attn", ""])
 def test_inductor_compiles_without_a_graph_break(part):
     model = small_model("product-contextual-qkv").train()
     images = torch.randn(2, 3, 32, 48)
@@ -82,7 +84,9 @@ def dynamic_model():
 
 
 @pytest.mark.filterwarnings("ignore")  # the exporters warn of their own deprecations
-@pytest.mark.parametrize("exporter", ["torch.export", "torch.onnx"])
+@pytest.mark.parametrize(
+    "exporter", ["torch.export", pytest.param("torch.onnx", marks=pytest.mark.slow)]
+)
 def test_a_program_for_images_of_any_sides_is_refused_and_one_of_each_is_right(exporter, tmp_path):
     model, dynamic = dynamic_model()
     landscape = torch.randn(1, 3, 32, 48)

@@ -31,12 +31,6 @@ SPEC = "product-contextual-k"
 FILES = ["irpe.json", "model.safetensors"]
 
 
-def make_tiny_swin(**arguments):
-    """A Swin transformer as timm names it, as far as its size allows, but narrower."""
-    sizes = {"img_size": 32, "embed_dim": 24}
-    return timm.create_model("swin_tiny_patch4_window7_224", **sizes, **arguments)
-
-
 def make_attention():
     return nn.MultiheadAttention(16, 2, batch_first=True)
 
@@ -56,7 +50,7 @@ TOLD = {
     "no head": (lambda: make_vit(num_classes=0, global_pool="avg"), {}, images()),
     "grey images": (lambda: make_vit(in_chans=1), {}, images()[:, :1]),
     "features": (lambda: make_vit(features_only=True, out_indices=[1]), {}, images()),
-    "swin with drop": (make_tiny_swin, {"builtin_bias": "drop"}, images()),
+    "swin with drop": (make_swin, {"builtin_bias": "drop"}, images()),
 }
 # Models that only their makers can make: they are passed when they are loaded.
 UNTOLD = {
@@ -69,7 +63,7 @@ UNTOLD = {
 SUBTLE = {
     "bfloat16": (lambda: make_vit().bfloat16(), {}, images().bfloat16()),
     "small swin": (make_swin, {}, images()),
-    "other windows": (lambda: make_tiny_swin(window_size=4), {"builtin_bias": "drop"}, images()),
+    "other windows": (lambda: make_swin(window_size=4), {"builtin_bias": "drop"}, images()),
     "pool with prefix": (
         lambda: make_vit(global_pool="avg", pool_include_prefix=True),
         {},
@@ -545,7 +539,7 @@ def test_of_two_writers_at_one_moment_the_second_waits(saved, monkeypatch):
         replace(source, target)
         if threading.get_ident() == first and os.path.basename(target) == "irpe.json":
             second.start()
-            second.join(timeout=3)
+            second.join(timeout=1)
             assert second.is_alive()
 
     monkeypatch.setattr(os, "replace", replace_slowly)
@@ -674,6 +668,7 @@ BAD_EQUIPMENT = {
     "a negative prefix": [{**CALL, "num_prefix_tokens": -1}],
     "a fraction of a prefix": [{**CALL, "num_prefix_tokens": 1.5}],
     "a true prefix": [{**CALL, "num_prefix_tokens": True}],
+    "an absurd prefix": [{**CALL, "num_prefix_tokens": 10**30}],
     "a prefix of text": [{**CALL, "num_prefix_tokens": "1"}],
     "a layer that is none": [{**CALL, "layers": [0.5]}],
     "an encoding that is none": [{**CALL, "spec": 5}],
@@ -706,9 +701,7 @@ BAD_HOSTS = {
     "an unknown argument": {"library": "timm", "arguments": VIT | {"colour": "blue"}},
     "a module of torch.nn": {"library": "torch", "arguments": {"kind": "MultiheadAttention"}},
     "no heads": {"library": "timm", "arguments": VIT | {"num_heads": 0}},
-    "heads that do not divide": {"library": "timm", "arguments": VIT | {"num_heads": 5}},
     "no patch": {"library": "timm", "arguments": VIT | {"patch_size": 0}},
-    "a wrong dimension": {"library": "timm", "arguments": VIT | {"embed_dim": 25}},
     "an image below a patch": {"library": "timm", "arguments": VIT | {"img_size": 1}},
     "no patch of torchvision": {
         "library": "torchvision",
@@ -881,15 +874,3 @@ def test_files_without_a_checksum_are_read_with_a_warning(saved):
     (path / "irpe.json").write_text(json.dumps(description))
     with pytest.warns(UserWarning, match=r"irpe\.json has no checksum"):
         assert_equal(irpe.load_equipped(path), model, images())
-
-
-def test_an_absurd_number_of_prefix_tokens_is_refused(tmp_path):
-    irpe.save_equipped(irpe.equip(make_vit(), "product-contextual-k"), tmp_path)
-    file = tmp_path / "irpe.json"
-    description = json.loads(file.read_text())
-    description["equipment"][0]["num_prefix_tokens"] = 10**30
-    del description["sha256"]
-    file.write_text(json.dumps(description))
-    has_no_checksum = pytest.warns(UserWarning, match="no checksum")
-    with has_no_checksum, pytest.raises(irpe.UserError, match="num_prefix_tokens = 1000"):
-        irpe.load_equipped(tmp_path)

@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import pickle
 import weakref
 
 import pytest
@@ -110,24 +109,6 @@ def test_loaded_models(tmp_path):
     assert not torch.equal(filled(x), expected)
     irpe.unequip(filled)  # which has what was removed from it
     assert torch.equal(filled(x), expected)
-
-
-@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@pytest.mark.parametrize("absolute", ["keep", "none"])
-def test_copies_become_plain_by_themselves(twin, absolute):
-    model, x = make_vit(), images()
-    expected = model(x)
-    fill_tables(irpe.equip(model, SPEC, absolute=absolute))
-    equipped, other = model(x), twin(model)
-    torch.testing.assert_close(other(x), equipped)
-    assert irpe.unequip(other).keys() == set(table_names(model))
-    assert torch.equal(other(x), expected)
-    assert torch.equal(model(x), equipped)
-    before = state_of(other)
-    irpe.unequip(model)
-    assert torch.equal(model(x), expected)
-    assert {n: s[0] for n, s in state_of(other).items()} == {n: s[0] for n, s in before.items()}
-    assert not any(p is q for p, q in zip(model.parameters(), other.parameters(), strict=True))
 
 
 def test_a_plain_model_has_nothing_to_take_out():

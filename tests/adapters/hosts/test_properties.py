@@ -354,7 +354,7 @@ def test_weights_are_returned_when_they_are_asked_for(host, implementation):
     assert distance(weights, actual[0]) > 0.01
 
 
-@hosts("ViT")
+@hosts("timm's VisionTransformer")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of dynamo, where a host breaks graphs
 def test_compile(host):

@@ -132,21 +132,6 @@ def test_layers_are_equipped_one_after_the_other():
             )
 
 
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_quantised_projections_are_refused():
-    model = HOSTS["SigLIP"].make()
-    attention = model.encoder.layers[1].self_attn
-    plain = attention.v_proj
-    attention.v_proj = torch.ao.nn.quantized.dynamic.Linear(*plain.weight.shape[::-1])
-    weight = torch.quantize_per_tensor(plain.weight.detach(), 0.01, 0, torch.qint8)
-    attention.v_proj.set_weight_bias(weight, plain.bias.detach())
-    before = state_of(model)
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.v_proj is a .*quantised"):
-        irpe.equip(model, SPEC)
-    assert state_of(model) == before
-    irpe.equip(model, SPEC, layers=[0])
-
-
 def test_models_that_contain_a_tower():
     config = transformers.DPTConfig(
         backbone_config=transformers.Dinov2Config(
