@@ -28,12 +28,7 @@ _thread = threading.local()
 
 
 class Call:
-    """One call of an equipped attention.
-
-    Args:
-        attention: The attention.
-        grid: Where its tokens are.
-    """
+    """One call of an equipped attention."""
 
     def __init__(self, attention: Any, grid: InputGrid) -> None:
         self.attention, self.grid = attention, grid
@@ -251,11 +246,6 @@ def answering(
     """Returns a copy of a function whose names for attention are ours; itself if it has none.
 
     Functions of the same module that it calls are copied too, where attention is called in them.
-
-    Args:
-        function: The function.
-        row: By which names it calls attention, and a rotation of queries and keys.
-        outer: The functions that are being copied, of which it is called.
     """
     own: Any = inspect.unwrap(function)
     names = _names_in(own.__code__)

@@ -44,12 +44,7 @@ def measure_effect(model: nn.Module, *inputs: Any, **keywords: Any) -> dict[str,
 
 
 def effects_in(model: nn.Module, run: Callable[[], object]) -> dict[str, float]:
-    """Returns the effect of each encoding in a function that calls the model, by attention.
-
-    Args:
-        model: An equipped model; its training mode is as before afterwards.
-        run: Calls it.
-    """
+    """Returns the effect of each encoding in a function that calls the model, by attention."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     with torch.no_grad(), eval_mode(model), _comparing(model, sums):
         run()
@@ -62,12 +57,7 @@ def mean_effect(effects: dict[str, float]) -> float | None:
 
 
 def warn_of_effect(effect: float, has_tables: bool) -> list[str]:
-    """Returns what to say of an effect that is next to nothing, and nothing of a larger one.
-
-    Args:
-        effect: How much the output of attention changes without the encoding.
-        has_tables: Whether the encoding learns tables, whose rate can be raised.
-    """
+    """Returns what to say of an effect that is next to nothing, and nothing of a larger one."""
     if effect >= NEXT_TO_NOTHING:
         return []
     rate = ", or raise the learning rate of its tables (table_lr, --table-lr)" if has_tables else ""
@@ -81,11 +71,6 @@ def warn_of_reach(model: nn.Module, rate: float, steps: int) -> list[str]:
     """Returns what to say of tables that cannot get far from zero, and nothing of others.
 
     Adam moves an element by at most the learning rate in a step.
-
-    Args:
-        model: The model.
-        rate: The highest learning rate of its tables.
-        steps: The steps that are left.
     """
     elements = [
         float(table.detach().abs().max())

@@ -222,12 +222,7 @@ def _warn_of_others(model: nn.Module, plan: Plan, hosts: Sequence[Any], call: Eq
 
 
 class NoWeightDecay:
-    """Replaces a model's own `no_weight_decay`, which timm's optimizers call: adds the tables.
-
-    Args:
-        model: The model.
-        own: What is replaced: a method, or a function that the model or one in it was given.
-    """
+    """Replaces a model's own `no_weight_decay`, which timm's optimizers call: adds the tables."""
 
     def __init__(self, model: nn.Module, own: Any) -> None:
         self.model, self.own = model, own

@@ -57,14 +57,7 @@ _seen: defaultdict[tuple[str, int], set[tuple[int, ...]]] = defaultdict(set)
 
 
 class Embedded(NamedTuple):
-    """A call of the module that makes tokens of an image.
-
-    Args:
-        module: The module.
-        inputs: What it was called with.
-        keywords: What it was called with by name.
-        output: What it returned; `None` where the grid is measured before.
-    """
+    """A call of the module that makes tokens of an image."""
 
     module: Any
     inputs: tuple[Any, ...]
@@ -244,13 +237,7 @@ class MeasuredGrid:
 def augment_positions(
     model: nn.Module, change: Sequence[Swap], attentions: Sequence[nn.Module]
 ) -> list[Swap]:
-    """Returns what makes a model make random numbers for each pass in training.
-
-    Args:
-        model: The model.
-        change: What else changes in it.
-        attentions: Those whose encodings augment positions.
-    """
+    """Returns what makes a model make random numbers for each pass in training."""
     hooks = [swap.value for swap in change]
     for module in model.modules():
         hooks += [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
@@ -282,15 +269,7 @@ def measured_map(
     initial: Sequence[int] | None,
     told: tuple[int, ...] | None,
 ) -> MeasuredGrid:
-    """Returns where attentions find the grid of a model whose tokens come from a convolution.
-
-    Args:
-        model: The model.
-        convolution: The path in the model to the convolution that makes the feature map.
-        num_prefix_tokens: As in `MeasuredGrid`.
-        initial: The grid of the first input to come; `None` if unknown.
-        told: The grid that every input must have; `None` to measure each.
-    """
+    """Returns where attentions find the grid of a model whose tokens come from a convolution."""
     initial = None if initial is None else tuple(initial)
     made = MeasuredGrid(convolution, _measure_map, num_prefix_tokens, initial, told)
     return made if told is not None else source_of(model) or made
@@ -324,12 +303,7 @@ def recorded_grid(attention: nn.Module) -> Measured | None:
 
 
 def check_told(attention: nn.Module, num_patches: int) -> None:
-    """Raises an error if an attention whose model knows no grid gets tokens of another one.
-
-    Args:
-        attention: The attention.
-        num_patches: How many tokens it gets, but for those before the patches.
-    """
+    """Raises an error if an attention whose model knows no grid gets tokens of another one."""
     source = source_of(attention)
     told = None if source is None or source.embedding else source.told
     if told is not None and prod(told) != num_patches:

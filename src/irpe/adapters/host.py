@@ -160,13 +160,7 @@ def site_of(
 ) -> Site:
     """Returns an attention with what its row says of its own relative encoding.
 
-    Args:
-        name: Its path in the model.
-        attention: The attention.
-        row: The row of its class.
-        call: What is asked for.
-        size: The number of heads, the dimension of one head, the tokens before the patches.
-        facts: Other arguments of `Site`.
+    `size` is the number of heads, the dimension of one and the number of tokens before the patches.
     """
     has_bias = row.has_bias(attention)
     changes = [*facts.pop("changes", ())]
@@ -225,25 +219,14 @@ def refuse(call: Equipment, reasons: Mapping[str, str], **allowed: object) -> No
 
 
 def check_grid(call: Equipment, own: Sequence[int]) -> None:
-    """Raises an error if a grid was given for a model that takes images of another size alone.
-
-    Args:
-        call: What was asked for.
-        own: The one grid that the model has.
-    """
+    """Raises an error if a grid was given for a model that takes images of another size alone."""
     own = tuple(own)
     reason = f"the model takes images of one size, whose grid is {own}: create it for the other"
     refuse(call, {"grid": reason}, grid=own)
 
 
 def check_window(call: Equipment, kind: str, found: Plan) -> None:
-    """Raises an error if a model with windows or maps was asked for something it cannot have.
-
-    Args:
-        call: What was asked for.
-        kind: The class of the attention.
-        found: What was found in the model.
-    """
+    """Raises an error if a model with windows or maps was asked for something it cannot have."""
     reason = f"{kind} works on windows or maps, whose grid it knows"
     refuse(call, {"grid": reason, "num_prefix_tokens": reason}, num_prefix_tokens=0)
     if not found.replaces_absolute:

@@ -26,13 +26,7 @@ OffsetVectors = Float[Tensor, "offsets dim"]  # of one axis: the offsets 1 - siz
 def convert_decomposed(
     attention: nn.Module, names: Sequence[str], encoding: RelativePositionEncoding
 ) -> None:
-    """Copies the vectors of an attention into the key tables of its encoding.
-
-    Args:
-        attention: The attention.
-        names: Its parameters with the vectors, one for each axis: rows, then columns.
-        encoding: The encoding, whose other tables remain zero.
-    """
+    """Copies the vectors of an attention, rows first, into the key tables of its encoding."""
     vectors = [attention.get_parameter(name) for name in names]
     check_convertible(encoding.spec, [(len(rows) + 1) // 2 for rows in vectors])
     index = _index_of(encoding.spec)
@@ -42,24 +36,14 @@ def convert_decomposed(
 
 
 def grid_of_vectors(attention: nn.Module, names: Sequence[str]) -> tuple[int, ...] | None:
-    """Returns the grid that an attention has vectors for; `None` if it has none.
-
-    Args:
-        attention: The attention.
-        names: Its parameters with the vectors, one for each axis.
-    """
+    """Returns the grid that an attention has vectors for; `None` if it has none."""
     vectors = [attention._parameters.get(name) for name in names]
     sizes = [(len(each) + 1) // 2 for each in vectors if each is not None]
     return tuple(sizes) if len(sizes) == len(vectors) else None
 
 
 def table_of(vectors: OffsetVectors, index: Index) -> Float[Tensor, "buckets dim"]:
-    """Returns the table of one axis; its rows beyond the host's offsets repeat the outermost.
-
-    Args:
-        vectors: The host's vectors.
-        index: The index of the encoding, which distinguishes all offsets of the host.
-    """
+    """Returns the table of one axis; its rows beyond the host's offsets repeat the outermost."""
     farthest = (len(vectors) - 1) // 2
     offsets = torch.arange(-farthest, farthest + 1, device="cpu")  # also on the meta device
     table = torch.empty(2 * index.max_index + 1, vectors.shape[1]).to(vectors)

@@ -133,12 +133,7 @@ def _choose(group: dict[str, Any], is_chosen: list[bool]) -> dict[str, Any]:
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, tables: dict[int, str]) -> None:
-    """Raises an error if the tables are not in an optimizer, or if it is too late for their rate.
-
-    Args:
-        optimizer: The optimizer.
-        tables: The names of the tables that are trained, by identity.
-    """
+    """Raises an error if tables are not in an optimizer, or if it is too late for their rate."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     missing = [name for key, name in tables.items() if key not in groups]
     if missing:
@@ -176,9 +171,6 @@ def exempt_parameters(model: nn.Module) -> set[int]:
 
     Every module in a model is asked by its own `no_weight_decay`, whose names are those within it:
     wrappers such as DDP, torch.compile and LightningModule put a prefix before them.
-
-    Args:
-        model: The model, or a wrapper of it.
     """
     tables = set(table_names(model))
     named = list(model.named_parameters())
@@ -195,12 +187,7 @@ def exempt_parameters(model: nn.Module) -> set[int]:
 def group_parameters(
     model: nn.Module, settings: Callable[[str, nn.Parameter], tuple[float, float]]
 ) -> list[dict[str, Any]]:
-    """Returns a group for each pair of learning rate and weight decay, of what requires a gradient.
-
-    Args:
-        model: The model.
-        settings: Returns the rate and the decay of a parameter.
-    """
+    """Returns a group for each learning rate and weight decay, of what requires a gradient."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

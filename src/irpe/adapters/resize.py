@@ -173,14 +173,7 @@ def _equip_again(
     changes: Sequence[list[Swap]],
     encodings: Sequence[tuple[nn.Module, str, nn.Module]],
 ) -> None:
-    """Equips a model as it was, with the same encodings.
-
-    Args:
-        model: The model, plain.
-        calls: How it was equipped.
-        changes: The changes that were undone.
-        encodings: The owner, the name and the module of each encoding.
-    """
+    """Equips a model as it was, with the same encodings."""
     new: list[list[Swap]] = []
     for call in calls:
         if call.builtin_bias == "convert":  # our tables have what was converted
@@ -272,14 +265,7 @@ def _others(parts: Sequence[tuple[nn.Module, Any]], size: Size) -> list[Size]:
 
 
 def adopt_size(part: nn.Module, own: Size, size: Size, host: Any) -> None:
-    """Makes a model what its library builds for another size, with the values that it has.
-
-    Args:
-        part: The model.
-        own: The size that it is for.
-        size: The size that it is to be for.
-        host: Its host, which builds a model for a size.
-    """
+    """Makes a model what its library builds for another size, with the values that it has."""
     old, new = (host.build_for_size(part, each) for each in (own, size))
     grids = tuple(_grid(each, host.patch_of(part)) for each in (own, size))
     olds, news = dict(old.named_modules()), dict(new.named_modules())

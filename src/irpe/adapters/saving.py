@@ -122,11 +122,7 @@ def _named_checksum(path: Path) -> str | None:
 
 @contextmanager
 def _new_folder(path: Path) -> Generator[None]:
-    """Makes a folder and those above it; removes those that are new and empty if there is an error.
-
-    Args:
-        path: The folder.
-    """
+    """Makes a folder and those above it; removes those that are new if there is an error."""
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         path.mkdir(parents=True, exist_ok=True)

@@ -144,14 +144,7 @@ def put_zeros(module: nn.Module, names: Iterable[str]) -> list[Swap]:
 
 
 def put_absolute(module: nn.Module, name: str, grid: Sequence[int], absolute: str) -> list[Swap]:
-    """Replaces an absolute encoding, of tokens or of a map, by zeros or sinusoids.
-
-    Args:
-        module: Its owner.
-        name: Its name there; the grid is its last tokens, or all of a map.
-        grid: The shape of the grid.
-        absolute: "none" or "sinusoid".
-    """
+    """Replaces an absolute encoding, the last tokens or all of a map, by zeros or sinusoids."""
     before: torch.Tensor | None = getattr(module, name, None)  # a parameter, or what replaced it
     if before is None:
         raise UserError(
@@ -173,12 +166,7 @@ def put_buffer(module: nn.Module, name: str, values: torch.Tensor) -> list[Swap]
 
 
 class Snapshot:
-    """What is in the slots of a model and of its configurations, to go back to or to compare with.
-
-    Args:
-        model: The model.
-        changes: Changes of it, which may be undone and made again.
-    """
+    """What is in the slots of a model and its configurations, to go back to or compare with."""
 
     def __init__(self, model: nn.Module, changes: Iterable[Change] = ()) -> None:
         self._states = [

@@ -47,13 +47,7 @@ def build_model(arguments: dict[str, Any]) -> nn.Module:
 
 
 def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = False) -> nn.Module:
-    """Returns a model of timm, or raises an error that says which argument cannot be.
-
-    Args:
-        name: timm's name of the model.
-        arguments: More arguments of `timm.create_model`.
-        pretrained: Fill it with timm's weights.
-    """
+    """Returns a model of timm, or raises an error that says which argument cannot be."""
     for size in _SIZES & set(arguments):
         values = arguments[size]
         for value in values if isinstance(values, list | tuple) else [values]:
@@ -82,12 +76,7 @@ def create_timm_model(name: str, arguments: dict[str, Any], pretrained: bool = F
 
 
 def takes_argument(name: str, **argument: Any) -> bool:
-    """Returns whether a model of timm has an argument: a convolutional one has no `img_size`.
-
-    Args:
-        name: timm's name of the model.
-        argument: The argument, with a value.
-    """
+    """Returns whether a model of timm has an argument: a convolutional one has no `img_size`."""
     try:
         with torch.device("meta"):
             create_timm_model(name, argument)

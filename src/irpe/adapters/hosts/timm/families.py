@@ -58,12 +58,7 @@ _NAFLEX = {
 
 
 class SetInputSize:
-    """Replaces a model's own `set_input_size`, which would make a learned encoding again.
-
-    Args:
-        vit: The model.
-        absolute: What replaced its absolute encoding: "none" or "sinusoid".
-    """
+    """Replaces a model's own `set_input_size`, which would make a learned encoding again."""
 
     def __init__(self, vit: Any, absolute: str) -> None:
         self.vit, self.absolute = vit, absolute

@@ -82,12 +82,7 @@ def _attend_in_windows(
 ) -> Tensor:
     """Returns an attended map, batch rows columns channels, from attention in shifted windows.
 
-    Args:
-        attention: The attention.
-        x: The map.
-        attend: Returns the attended tokens of windows (windows heads tokens dim), given these
-            tokens and a mask.
-        bias: The attention's own bias.
+    `attend` is given the tokens of windows and a mask: it returns windows heads tokens dim.
     """
     window, rows, columns = attention.window_size, x.shape[1], x.shape[2]
     x = F.pad(x, (0, 0, 0, -columns % window[1], 0, -rows % window[0]))

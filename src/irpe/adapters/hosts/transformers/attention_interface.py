@@ -31,11 +31,7 @@ _ORDER = "rpe_order"  # the attribute of attentions whose tokens are not prefix,
 
 @dataclass(frozen=True)
 class Suffix:
-    """An order of tokens: some of those that have no position stand after the patches.
-
-    Args:
-        count: How many.
-    """
+    """An order of tokens: some of those that have no position stand after the patches."""
 
     count: int
 
@@ -78,16 +74,8 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """Returns the attended tokens and, if asked for, the weights before dropout.
 
-    Args:
-        attention: An attention of transformers; one without tables is computed as by "sdpa".
-        query: batch, heads, tokens, dim
-        key: batch, heads, tokens, dim
-        value: batch, heads, tokens, dim
-        attention_mask: A boolean or additive mask; what is not a tensor stands for none.
-        dropout: The probability with which a weight is dropped.
-        scaling: The factor of the scores.
-        position_bias: What the host adds to the scaled scores, as T5 does.
-        kwargs: The options of the host's forward.
+    Queries, keys and values are batch, heads, tokens, dim. An attention without tables is computed
+    as by "sdpa". A `position_bias` is added to the scaled scores, as T5 does.
     """
     if not is_equipped(attention):
         kwargs |= {"dropout": dropout, "scaling": scaling, "position_bias": position_bias}
@@ -141,11 +129,7 @@ def _check_implementation(implementation: str) -> None:
 
 
 class AttentionConfig:
-    """A configuration as an equipped attention sees it: its attention is computed by our function.
-
-    Args:
-        own: The configuration of the model.
-    """
+    """A configuration as an equipped attention sees it: our function computes attention."""
 
     _attn_implementation = NAME
 
@@ -192,16 +176,8 @@ def make_site(
 ) -> Site:
     """Returns an attention of transformers that can be equipped.
 
-    Args:
-        name: Its path in the model.
-        attention: The attention.
-        num_prefix_tokens: The number of tokens without a position.
-        call: What is asked for.
-        row: The row of its class.
-        source: Where the grid of an input is measured; `None` where the attention knows it.
-        order: In which order its tokens are, if these do not stand before the patches.
-        changes: What else is to be changed in it.
-        facts: Other arguments of `Site`.
+    `source` is where the grid of an input is measured, `None` where the attention knows it; `order`
+    is that of its tokens, if those without a position do not stand before the patches.
     """
     swaps = [*changes]
     if source is not None:

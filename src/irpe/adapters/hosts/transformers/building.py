@@ -37,9 +37,6 @@ class SavePretrained:
     that they refuse, with our remedy in them. Tensors keep the names that
     they have in the model, not those of earlier releases of transformers: `Trainer` loads its
     checkpoints by these, and would skip what has another name.
-
-    Args:
-        model: The model.
     """
 
     def __init__(self, model: Any) -> None:
@@ -118,14 +115,8 @@ def read_tensors(
     """Returns the tensors of a saved model by the names that they have in the model.
 
     transformers renames tensors when it saves a model, so it has to read them itself: into a model
-    that gets its tables where it is made.
-
-    Args:
-        path: The directory.
-        arguments: The class and the configuration of the model.
-        equip: Gives a plain model its tables.
-        plain: A model like the saved one, for classes that are not of transformers; it stays as it
-            is.
+    that gets its tables where it is made. `plain`, for classes that are not of transformers, is a
+    model like the saved one; it stays as it is.
     """
     model_class: Any = _model_class(arguments["class"]) if plain is None else _class_of(plain)
 

@@ -17,12 +17,6 @@ def entry_of(module: object, table: Mapping[str, Entry]) -> Entry | None:
 
 
 def modules_of(model: nn.Module, name: str, prefix: str) -> dict[str, Any]:
-    """Returns the modules of a model that are of the class with a name, by their paths.
-
-    Args:
-        model: The model.
-        name: The name of a class of transformers.
-        prefix: The path of the model itself.
-    """
+    """Returns the modules of a model that are of the class with a name, by their paths."""
     modules = model.named_modules(prefix=prefix)
     return {path: module for path, module in modules if entry_of(module, {name: True})}

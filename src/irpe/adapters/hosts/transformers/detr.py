@@ -35,11 +35,7 @@ _SINUSOID = {"absolute": "this DETR has a fixed sinusoid already"}
 
 
 class NoPositionEmbedding(nn.Module):
-    """Stands where DETR has its absolute encoding: zeros, for the encoder and the decoder's keys.
-
-    Args:
-        dim: The dimension of a token.
-    """
+    """Zeros in the place of DETR's absolute encoding, for the encoder and the decoder's keys."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

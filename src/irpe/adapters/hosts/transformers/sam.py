@@ -35,14 +35,7 @@ def _attend(
 ) -> tuple[Map, Scores | None]:
     """Returns the attended map and, if asked for, the weights before dropout.
 
-    Args:
-        attention: An equipped attention.
-        x: A map or windows of one.
-        num_heads: The number of heads.
-        vectors: How the host finds the vectors of all pairs of an axis in its own encoding; `None`
-            if it has none.
-        with_weights: Whether the weights are asked for.
-        dropout_p: The probability with which a weight is dropped.
+    `vectors` finds those of all pairs of an axis in the host's own encoding; `None` if it has none.
     """
     grid = x.shape[1:3]
     qkv = attention.qkv(x).flatten(1, 2).unflatten(-1, (3, num_heads, -1))

@@ -209,13 +209,7 @@ def _measure_shapes(call: Embedded) -> Measured:
 
 
 def _measure_window(call: Embedded, side: int, is_square: bool) -> Measured:
-    """Returns the grid of one window of an image.
-
-    Args:
-        call: The call of the convolution that makes the patches.
-        side: The number of windows along each axis.
-        is_square: Whether the library cuts images that are not square into other things.
-    """
+    """Returns the grid of one window of an image, which has `side` of them along each axis."""
     grid = tuple(call.output.shape[2:])
     if is_square and len(set(grid)) > 1:
         raise UserError(
@@ -282,11 +276,7 @@ def _replace_absolute(
 
 @dataclass(frozen=True)
 class CheckShapes:
-    """A hook on embeddings that get patches: raises an error if these are of another grid.
-
-    Args:
-        grid: The grid of every image.
-    """
+    """A hook on embeddings that get patches: raises an error if these are of another grid."""
 
     grid: tuple[int, ...]
 
