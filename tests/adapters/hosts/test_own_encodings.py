@@ -1,4 +1,4 @@
-"""transformers' SAM, ViTDet and Swin v2: encodings of their own are kept, dropped, converted."""
+"""Encodings that SAM, ViTDet and Swin v2 have of their own are kept, dropped, converted."""
 
 import functools
 
@@ -17,15 +17,16 @@ from adapters.small_models import images
 
 import irpe
 
-CONVERTED = "cross-contextual-k@clip5"  # a table row for each offset of 6 x 6
-MAPS = ["SAM", "SAM, eager", "ViTDet"]
+CONVERTED = "cross-contextual-k@clip7"  # a table row for each offset of 6 x 6, and of 4 x 8
+# Sizes of images with the grids that the hosts have vectors for.
+MAPS = {"SAM": (48, 48), "SAM, eager": (48, 48), "ViTDet": (48, 48), "timm's SAM": (32, 64)}
 
 
 @pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("spec", [CONVERTED, "cross-contextual-qkv@clip7+unshared"])
+@pytest.mark.parametrize("spec", ["cross-contextual-k", "cross-contextual-qkv@clip7+unshared"])
 def test_converted_encodings_give_the_same(name, spec):
     family = HOSTS[name]
-    model, inputs = family.make().double(), {"pixel_values": images(48, 48).double()}
+    model, inputs = family.make().double(), family.inputs(MAPS[name], torch.float64)
     expected = gradients(model, inputs)
     irpe.equip(model, spec, builtin_bias="convert")
     actual = gradients(model, inputs)
@@ -43,7 +44,7 @@ def test_converted_encodings_give_the_same(name, spec):
         torch.testing.assert_close(own, expected[each], **tolerance)
 
 
-@pytest.mark.parametrize("name", ["SAM", "ViTDet", "Swin v2"])
+@pytest.mark.parametrize("name", ["SAM", "ViTDet", "timm's SAM", "Swin v2"])
 @pytest.mark.parametrize("builtin_bias", ["drop", "convert"])
 def test_saved_models_without_their_own_encoding(name, builtin_bias, tmp_path):
     family = HOSTS[name]
@@ -53,9 +54,20 @@ def test_saved_models_without_their_own_encoding(name, builtin_bias, tmp_path):
     model, inputs = randomize(model), family.inputs()
     expected = predict(model, inputs)
     irpe.save_equipped(model, tmp_path / "ours")
-    model.save_pretrained(tmp_path / "theirs")
-    assert torch.equal(predict(irpe.load_equipped(tmp_path / "ours"), inputs), expected)
-    assert torch.equal(predict(irpe.load_equipped(tmp_path / "theirs"), inputs), expected)
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(tmp_path / "theirs")
+    for path in tmp_path.iterdir():
+        assert torch.equal(predict(irpe.load_equipped(path), inputs), expected)
+
+
+def test_some_layers_are_converted():
+    family = HOSTS["timm's SAM"]
+    model, inputs = family.make(), family.inputs()
+    expected = predict(model, inputs)
+    irpe.equip(model, CONVERTED, builtin_bias="convert", layers=[1])
+    torch.testing.assert_close(predict(model, inputs), expected, rtol=1e-4, atol=1e-5)
+    left = [name for name, _ in model.named_parameters() if "rel_pos_" in name]
+    assert left == ["blocks.0.attn.rel_pos_h", "blocks.0.attn.rel_pos_w"]
 
 
 def test_maps_without_an_encoding_of_their_own():
