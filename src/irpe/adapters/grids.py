@@ -146,9 +146,8 @@ class MeasuredGrid:
         now = self.current_pass()
         return self._announced(now, tokens.shape[-2])[-1] if now.block is None else now.block
 
-    def of_new_tokens(self, tokens: Tensor) -> InputGrid:
+    def of_new_tokens(self, tokens: Tensor, now: _Pass) -> InputGrid:
         """Returns the grid of tokens that no block has seen yet."""
-        now = self.current_pass()
         count = tokens.shape[-2]
         grids = self._announced(now, count)
         if len(grids) > 1:
@@ -179,7 +178,7 @@ class MeasuredGrid:
         return (grid,)
 
     def _num_tokens(self, grid: InputGrid) -> int:
-        where = without_sample(grid)
+        where = grid if isinstance(grid, tuple) else without_sample(grid)
         is_positions = isinstance(where, Positions)
         return where.num_tokens[0] if is_positions else self.num_prefix_tokens + prod(where)
 
@@ -409,7 +408,7 @@ def _start_pass(source: MeasuredGrid, model: nn.Module, inputs: tuple[Any, ...])
         for x in inputs:
             if isinstance(x, Tensor) and x.ndim > 3:
                 check_exportable(tuple(x.shape[2:]))
-    setattr(_thread, source.key, _Pass(source.current_pass()))
+    setattr(_thread, source.key, _Pass(getattr(_thread, source.key, None) or _Pass()))
     if not torch.compiler.is_compiling() and not source.is_followed(model):
         for swap in source.hook_embedding(model):
             swap.exchange()
@@ -417,9 +416,9 @@ def _start_pass(source: MeasuredGrid, model: nn.Module, inputs: tuple[Any, ...])
 
 def _end_pass(source: MeasuredGrid, model: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
     """A hook after a model's forward: what was announced before it, maybe around it, counts."""
-    outer = source.current_pass().outer
-    if outer is not None:  # not so where a hook failed before the start
-        setattr(_thread, source.key, outer)
+    now: _Pass | None = getattr(_thread, source.key, None)
+    if now is not None and now.outer is not None:  # not so where a hook failed before the start
+        setattr(_thread, source.key, now.outer)
 
 
 class _FollowingBlock(nn.Module):
@@ -432,11 +431,13 @@ class _FollowingBlock(nn.Module):
         if tokens is None:  # also where torch.fx traces the model
             return super().forward(*args, **kwargs)
         source: MeasuredGrid = vars(self)[SOURCE]
-        grid = read_mark(tokens)
-        if grid is None:
-            grid = source.of_new_tokens(tokens)
-            mark(tokens, grid)
         now = source.current_pass()
+        storage, version = _storage_of(tokens)
+        grid, marked = getattr(storage, _MARK, (None, None))
+        if grid is None or marked != version:
+            grid = source.of_new_tokens(tokens, now)
+            if storage is not None:
+                setattr(storage, _MARK, (grid, version))
         outer, now.block = now.block, grid
         try:
             output = super().forward(*args, **kwargs)
