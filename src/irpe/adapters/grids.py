@@ -143,8 +143,10 @@ class MeasuredGrid:
             return self.told
         if torch.compiler.is_compiling():
             return self._last()
-        now = self.current_pass()
-        return self._announced(now, tokens.shape[-2])[-1] if now.block is None else now.block
+        now: _Pass | None = getattr(_thread, self.key, None)
+        if now is not None and now.block is not None:
+            return now.block
+        return self._announced(self.current_pass(), tokens.shape[-2])[-1]
 
     def of_new_tokens(self, tokens: Tensor, now: _Pass) -> InputGrid:
         """Returns the grid of tokens that no block has seen yet."""
