@@ -10,10 +10,11 @@ import io
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import chdir, redirect_stderr, redirect_stdout
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from PIL import Image
 
@@ -51,6 +52,13 @@ def call(*words: str) -> None:
         main()
 
 
+def begin_ablation(*words: str) -> None:
+    """Calls `irpe ablate` until its first cell would run."""
+    stop = patch("irpe.ablation.comparison.run_cells", side_effect=KeyboardInterrupt)
+    with stop, suppress(SystemExit):
+        call("ablate", *words)
+
+
 def write_images(folder: Path) -> None:
     """Writes 16 images of two classes for each split."""
     for split in ("train", "val"):
@@ -72,15 +80,18 @@ def show(title: str, calls: list[tuple[str, str]]) -> None:
 
 if __name__ == "__main__":
     train = ("train", "laptop", "--data", "images", "--epochs", "1", "--batch-size", "8")
+    ablate = (*train[2:], "--set", "warmup_epochs=0", "--row", "K=K")
     verbose = [word for word in sys.argv[1:] if word == "-v"]
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         write_images(Path("images"))
         options = ("--encoding", "K", "--set", "warmup_epochs=0")
         call(*train, *options, "-o", "before")  # which loads all modules
         call("eval", "before")
+        begin_ablation(*ablate, "-o", "a")
         walks = {
             "irpe train laptop": walk(lambda: call(*train, *options, "-o", "run")),
             "irpe eval": walk(lambda: call("eval", "run")),
+            "irpe ablate, before a cell trains": walk(lambda: begin_ablation(*ablate, "-o", "b")),
         }
     sys.argv += verbose
     for title, calls in walks.items():

@@ -21,8 +21,7 @@ from train.processes import position
 
 from irpe.ablation.cells import read_result
 from irpe.ablation.clusters import Dask, Slurm
-from irpe.ablation.executors import LocalProcesses
-from irpe.ablation.running import Failure, run_cells
+from irpe.ablation.executors import Failure, LocalProcesses, run_cells
 from irpe.train.processes import StoppedError
 
 pytestmark = pytest.mark.slow
@@ -38,10 +37,14 @@ def data(tmp_path_factory):
 def local(tmp_path_factory, data):
     """What 12 cells find in processes of this machine."""
     with LocalProcesses(2) as processes:
-        outcome = run_cells(cells_in(tmp_path_factory.mktemp("local"), data), processes)
-    assert not outcome.failures
-    assert len(outcome.results) == 2 * SEEDS
-    return outcome.results
+        found = run_cells(cells_in(tmp_path_factory.mktemp("local"), data), processes)
+    assert not failures_in(found)
+    assert len(found) == 2 * SEEDS
+    return found
+
+
+def failures_in(found):
+    return [each for each in found if isinstance(each, Failure)]
 
 
 def cells_in(folder, data):
@@ -113,19 +116,17 @@ def test_slurm(tmp_path, data, local, has_accounting):
         assert len(jobs) == len(cells)
 
         faults = Faults(of={("absolute", 2): take_node_away, ("K", 3): restart_controller})
-        outcome = run_cells(cells, new_slurm(), faults)
+        found = run_cells(cells, new_slurm(), faults)
         assert not faults.acts  # each of them happened
         assert set(ask("squeue", "-h", "-t", "all", "-o", "%i").split()) == set(jobs)  # no new ones
-        reasons = {failure.cell.name: str(failure) for failure in outcome.failures}
+        reasons = {failure.cell.name: str(failure) for failure in failures_in(found)}
         assert reasons.keys() == {"absolute, seed 0", "K, seed 0"}, reasons
         assert "ended as FAILED" in reasons["absolute, seed 0"]
         assert "ended as CANCELLED" in reasons["K, seed 0"]
         assert all(isinstance(faults.ended[name], Failure) for name in reasons)
 
-        assert len(run_cells(cells, new_slurm()).failures) == 2  # not without a request
-        outcome = run_cells(cells, new_slurm(is_resubmitting=True))
-        assert not outcome.failures
-        assert outcome.results == local
+        assert len(failures_in(run_cells(cells, new_slurm()))) == 2  # not without a request
+        assert run_cells(cells, new_slurm(is_resubmitting=True)) == local
 
 
 def test_the_command_shows_slurm_jobs_and_those_that_timed_out(tmp_path, data):
@@ -166,12 +167,12 @@ def test_slurm_jobs_that_the_controller_forgot_are_judged_by_their_folders(tmp_p
     cells = small_cells(tmp_path / "ablation", data, 1)
     slurm = Slurm({"timeout_min": "20"}, pause=1)
     with SlurmCluster(tmp_path / "slurm", has_accounting=False, age=2):
-        assert not run_cells(cells, slurm).failures
+        assert not failures_in(run_cells(cells, slurm))
         for cell in cells:
             (cell.directory / "result.json").unlink()
         while ask("squeue", "-h", "-t", "all"):
             time.sleep(1)
-        failures = run_cells(cells, Slurm({}, pause=1)).failures
+        failures = failures_in(run_cells(cells, Slurm({}, pause=1)))
         assert all("no longer known to SLURM" in str(failure) for failure in failures)
         assert len(failures) == 2
 
@@ -229,19 +230,15 @@ def test_dask(tmp_path, data, local, scheduler):
     done = sum(read_result(cell) is not None for cell in cells)
     assert done < len(cells)
     with Dask(address_of(scheduler)) as dask:
-        (failure,) = run_cells(cells, dask, Faults(of={("K", 5): kill_cell})).failures
+        (failure,) = failures_in(run_cells(cells, dask, Faults(of={("K", 5): kill_cell})))
         assert failure.cell.name == "K, seed 5"
         assert "ended by SIGKILL" in str(failure)
     with Dask(address_of(scheduler)) as dask:
-        outcome = run_cells(cells, dask)
-    assert not outcome.failures
-    assert outcome.results == local
+        assert run_cells(cells, dask) == local
 
 
 def test_a_dask_client_is_an_executor(tmp_path, data, local, scheduler):
     import distributed
 
     with distributed.Client(address_of(scheduler), set_as_default=False) as client:
-        outcome = run_cells(cells_in(tmp_path / "ablation", data)[:4], client)
-    assert not outcome.failures
-    assert outcome.results == local[:4]
+        assert run_cells(cells_in(tmp_path / "ablation", data)[:4], client) == local[:4]

@@ -1,9 +1,13 @@
 """How many cells run at a time on this machine."""
 
-import pytest
+import math
 
-from irpe.ablation import machine
-from irpe.ablation.machine import choose_jobs, describe_machine
+import pytest
+import torch
+
+from irpe.ablation import executors
+from irpe.ablation.cells import describe_machine
+from irpe.ablation.executors import choose_jobs
 from irpe.recipes import RECIPES
 
 GIGABYTE = 10**9
@@ -11,8 +15,8 @@ GIGABYTE = 10**9
 
 @pytest.fixture(autouse=True)
 def four_cores(monkeypatch):
-    monkeypatch.setattr(machine, "available_cores", lambda: 4)
-    monkeypatch.setattr(machine, "available_memory", lambda: 3 * GIGABYTE)
+    monkeypatch.setattr(executors, "available_cores", lambda: 4)
+    monkeypatch.setattr(executors, "available_memory", lambda: 3 * GIGABYTE)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +41,11 @@ def test_what_cannot_be_is_refused(requested, devices):
 
 
 def test_without_a_known_limit_cores_decide(monkeypatch):
-    monkeypatch.setattr(machine, "available_memory", lambda: None)
+    monkeypatch.setattr(executors, "available_memory", lambda: math.inf)
     assert choose_jobs(None, 12, 0) == 4
 
 
 def test_a_machine_is_named():
-    torch = pytest.importorskip("torch")
     found = describe_machine(torch.device("cpu"))
     assert found["torch"] == torch.__version__
     assert found["processor"]

@@ -5,7 +5,6 @@ import torch
 
 from irpe.ablation.rows import (
     AblationRow,
-    bucket_rows,
     default_rows,
     modern_rows,
     parse_row,
@@ -15,7 +14,7 @@ from irpe.models.paper import TABLES
 from irpe.recipes.classification import RECIPES
 from irpe.tasks.classify.task import build_model
 
-ALL = [default_rows(), bucket_rows(), modern_rows(7), *map(table_rows, map(str, TABLES))]
+ALL = [default_rows(), table_rows("buckets"), modern_rows(7), *map(table_rows, map(str, TABLES))]
 
 
 @pytest.mark.parametrize("rows", ALL, ids=["default", "buckets", "modern", *map(str, TABLES)])
@@ -29,7 +28,11 @@ def test_every_row_can_be_built(rows):
 
 def test_the_tables_have_the_papers_numbers_of_rows():
     assert {table: len(table_rows(str(table))) for table in TABLES} == {1: 9, 2: 4, 3: 4, 4: 12}
-    assert [row.name for row in bucket_rows()][:3] == ["10 buckets", "26 buckets", "50 buckets"]
+    assert [row.name for row in table_rows("buckets")][:3] == [
+        "10 buckets",
+        "26 buckets",
+        "50 buckets",
+    ]
 
 
 def test_rows_of_ones_own():

@@ -1,6 +1,5 @@
 """Rows, what the data supports about them, and the answer as a value."""
 
-import json
 import shlex
 
 import numpy as np
@@ -13,6 +12,8 @@ from irpe.ablation.costs import RowCost
 from irpe.ablation.report import legend, markdown_table, sentences
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import RowResult, collect_rows, compare
+from irpe.cli.main import understand
+from irpe.cli.parse import change_config
 from irpe.recipes import RECIPES
 from irpe.train.task import Measure, Score
 
@@ -152,28 +153,26 @@ def test_one_row_is_no_comparison(name, other):
     assert other in found.next_command
 
 
-def test_the_next_command_has_the_settings_of_the_ablation():
+def test_the_next_command_is_one_that_runs_with_the_settings_of_the_ablation():
     own = RECIPES["laptop_64"]()
     faster = own.replace(data="x", seed=3, table_lr=2.0)
     assert changed_settings(faster, "laptop_64") == " --table-lr 2.0"
     assert changed_settings(faster, "laptop_64", is_tuned=True) == ""  # rows name their own
-    random = RECIPES["seg_ade20k"]().replace(initial=None)
-    assert changed_settings(random, "seg_ade20k") == " --initial none"
-    changed = own.replace(
-        holdout=0.2, epochs=1, warmup_epochs=0, compile=True, model_args={"patch_size": 16}
+    assert changed_settings(RECIPES["seg_ade20k"]().replace(initial=None), "seg_ade20k") == (
+        " --initial none"
     )
+    changed = own.replace(
+        holdout=0.2, epochs=1, warmup_epochs=0, compile=True, auto_augment="", flip=0.25,
+        model_args={"patch_size": 16}, data="my cats",
+    )  # fmt: skip
     settings = changed_settings(changed, "laptop_64")
     rows = [row("absolute", 60, 60), row("K", 90, 92)]
     command = answer(rows, "laptop_64", "my cats", settings).next_command
-    name, *options = shlex.split(command.removeprefix("irpe train "))
-    given = dict(zip(options, [*options[1:], ""], strict=True))
-    assert name == "laptop_64"
-    assert given["--data"] == "my cats"
-    assert (given["--holdout"], given["--epochs"], given["--warmup-epochs"]) == ("0.2", "1", "0")
-    assert json.loads(given["--model-args"]) == {"patch_size": 16}
-    assert "--compile" in options
-    assert (given["--encoding"], given["--absolute"]) == ("product-contextual-k", "none")
-    assert "--lr" not in options
+    program, *words = shlex.split(command)
+    _, given = understand(words)
+    found, _ = change_config(given["config"], given["changes"])
+    assert (program, given["recipe"]) == ("irpe", "laptop_64")
+    assert found == changed.replace(encoding="product-contextual-k", absolute="none")
 
 
 def test_a_tie_that_costs_more_is_not_worth_it_unless_the_machine_was_busy():
@@ -296,5 +295,5 @@ def test_a_single_condition_has_one_column():
     rows = [row("absolute", 60, 61), row("K", 90, 91)]
     assert judged(*rows).headline.startswith("By top-1: use K")
     head = markdown_table(rows).splitlines()[0]
-    assert head == "| | top-1 | top-5 | effect | parameters | MACs (M) | step |"
+    assert head == "|  | top-1 | top-5 | effect | step | parameters | MACs (M) | ms |"
     assert "oved" not in " ".join([*sentences(rows), legend(rows[0])])

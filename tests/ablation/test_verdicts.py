@@ -5,7 +5,7 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -14,6 +14,7 @@ from irpe.ablation.verdicts import adjust, judge, probabilities_of_best, seeds_t
 SCORES = st.lists(st.floats(0, 100), min_size=2, max_size=6)
 
 
+@settings(deadline=None)
 @given(SCORES, SCORES)
 def test_without_noise_of_images_it_is_welchs_test(own, other):
     if min(statistics.pvariance(own), statistics.pvariance(other)) < 1e-6:
@@ -25,6 +26,7 @@ def test_without_noise_of_images_it_is_welchs_test(own, other):
     assert (found.low, found.high) == pytest.approx((interval.low, interval.high))
 
 
+@settings(deadline=None)
 @given(st.floats(-5, 5), st.floats(0.1, 3), st.integers(30, 10_000))
 def test_without_noise_of_seeds_it_is_the_test_over_the_images(value, error, images):
     found = judge([50 + value] * 3, [50.0] * 2, error, images)
@@ -32,6 +34,7 @@ def test_without_noise_of_seeds_it_is_the_test_over_the_images(value, error, ima
     assert (found.low, found.high) == pytest.approx((value - half, value + half))
 
 
+@settings(deadline=None)
 @given(SCORES, SCORES, st.floats(0, 3))
 def test_the_two_sides_agree(own, other, error):
     forward, backward = judge(own, other, error, 500), judge(other, own, error, 500)
@@ -45,11 +48,11 @@ def test_one_seed_cannot_tell():
     assert (found.verdict, found.value, found.low) == ("unknown", 79.5, -math.inf)
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 4, 5])
+@pytest.mark.parametrize("seeds", [2, 4])
 @pytest.mark.parametrize(("seed_noise", "image_noise"), [(1.4, 0.5), (0.6, 0.65), (4.0, 0.7)])
 def test_equal_rows_are_called_better_in_at_most_one_of_twenty(seeds, seed_noise, image_noise):
     """The whole measurement is `python -m benchmarks.verdicts`."""
-    random, draws, wrong, found = np.random.default_rng(seeds), 1500, 0, 0
+    random, draws, wrong, found = np.random.default_rng(seeds), 1000, 0, 0
     for _ in range(draws):
         own, other = random.normal(0, seed_noise, (2, seeds))
         shift = random.normal(0, image_noise)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,13 +17,14 @@ import torch
 from cli.terminal import irpe
 from train.processes import start
 
-from irpe.cli.main import COMMANDS, FIGURES, main
+from irpe.cli.main import COMMANDS, FIGURES, main, understand
 from irpe.errors import UserError
 from irpe.extras import require
 from irpe.recipes import RECIPES
 
 pytest.importorskip("rich", reason="needs the extra 'cli'")
 
+HAVE_NONE = ("encodings",)  # one form of the command alone
 WORK = "irpe.profile.catalogue.catalogue"  # what `irpe encodings` calls
 
 VERSION = """
@@ -250,6 +252,11 @@ def test_help_fits_the_terminal_and_has_examples_that_are_understood(tmp_path, w
     assert lines[0].startswith(f"usage: irpe {words.split()[0]}")
     assert max(map(len, lines)) <= 80
     assert len(lines) <= 80
+    examples = done.stdout.partition("examples:\n")[2].strip().splitlines()
+    assert examples or words in HAVE_NONE or words.startswith("train ")
+    for line in examples if words != "show" else []:
+        _, _, command = line.partition("irpe ")
+        understand(shlex.split(command.replace("*", ""), comments=True))
 
 
 def test_the_help_of_a_recipe_has_its_own_values_and_of_each_setting_one_way(tmp_path):

@@ -37,19 +37,8 @@ def irpe(monkeypatch, capsys):
 
 
 def test_a_table_of_at_most_80_columns(irpe):
-    out = irpe(
-        "profile",
-        SMALL,
-        "--image-size",
-        "64",
-        "--rounds",
-        "1",
-        "--encoding",
-        "huang",
-        "--encoding",
-        "sasa",
-    )
-    lines = out.splitlines()
+    two = ["--encoding", "huang", "--encoding", "sasa"]
+    lines = irpe("profile", SMALL, "--image-size", "64", "--rounds", "1", *two).splitlines()
     assert lines[0] == f"{SMALL}, 64 x 64"
     assert [line.split()[0] for line in lines[3:6]] == ["none", "huang", "sasa"]
     assert max(map(len, lines)) <= 80
@@ -98,7 +87,7 @@ def test_the_papers_tables(irpe):
 
 def test_differences_to_the_paper_are_explained_below_the_table():
     costs = [cost for cost in COSTS if cost.label in ("DeiT-Ti", "DeiT-S iRPE-QKV")]
-    (_, headings, rows), notes = paper_table(compare_with_paper(costs))
+    _, headings, rows, notes = paper_table(compare_with_paper(costs))
     marks = {row[0]: row[headings.index("ok")] for row in rows}
     assert marks == {"T5 DeiT-Ti": "1", "T5 DeiT-S iRPE-QKV": "2"}
     assert [note[:2] for note in notes[1:]] == ["1:", "2:"]

@@ -11,8 +11,12 @@ pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 from train import streets
 from train.little import CONFIG, little, write_run
 
+from irpe.cli.commands.robustness import label_encodings, name_groups
+from irpe.tasks.classify.task import build_model
 from irpe.tasks.detect.config import DetectorConfig
+from irpe.train.run import Run
 
+ABSOLUTE = CONFIG.replace(encoding="none", absolute="keep")
 SEGMENTER = streets.CONFIG.replace(epochs=1)
 NAMES = ["absolute-0", "absolute-1", "K-0"]
 
@@ -21,9 +25,8 @@ NAMES = ["absolute-0", "absolute-1", "K-0"]
 def place(tmp_path_factory):
     """A folder with three runs and ten images, one of each class."""
     folder = tmp_path_factory.mktemp("robustness")
-    absolute = CONFIG.replace(encoding="none", absolute="keep")
-    write_run(folder / "absolute-0", absolute)
-    write_run(folder / "absolute-1", absolute.replace(seed=1))
+    write_run(folder / "absolute-0", ABSOLUTE)
+    write_run(folder / "absolute-1", ABSOLUTE.replace(seed=1))
     write_run(folder / "K-0", CONFIG.replace(encoding="product-contextual-k"))
     (folder / "detector").mkdir()
     (folder / "detector/run.json").write_text(DetectorConfig().to_json())
@@ -135,3 +138,50 @@ def test_other_classes_are_an_error(place):
     (place / "few/val/one/0.png").write_bytes((place / "photos/val/1/0.png").read_bytes())
     done = show(place, "K-0", "--data", "few")
     assert done.stderr == "irpe: few has 1 classes, the model 10"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "absolute", "expected"),
+    [
+        ("none", "keep", "absolute"),
+        ("none", "none", "none"),
+        ("none", "sinusoid", "sinusoid"),
+        ("product-contextual-k", "none", "K"),
+        ("product-contextual-qk", "sinusoid", "sinusoid + QK"),
+        ("product-contextual-qkv", "keep", "absolute + QKV"),
+        ("product-bias-k", "none", "product-bias-k"),
+        ("product-contextual-k@1.9", "keep", "absolute + product-contextual-k@1.9"),
+    ],
+)
+def test_labels_tell_the_encodings(encoding, absolute, expected):
+    config = CONFIG.replace(encoding=encoding, absolute=absolute)
+    assert label_encodings(config, build_model(config, 10)) == expected
+
+
+@pytest.mark.parametrize(("bias", "expected"), [("keep", "built-in bias + K"), ("drop", "K")])
+def test_a_swin_has_no_absolute_encoding_to_tell_of(bias, expected):
+    config = CONFIG.replace(
+        model="swin_tiny_patch4_window7_224",
+        model_args={"embed_dim": 12, "depths": (1, 1), "num_heads": (1, 2)},
+        encoding="product-contextual-k",
+        absolute="keep",
+        builtin_bias=bias,
+    )
+    assert label_encodings(config, build_model(config, 10)) == expected
+
+
+def test_groups_have_the_names_that_are_given_or_made(tmp_path):
+    both = CONFIG.replace(encoding="product-contextual-k", absolute="keep")
+    configs = [ABSOLUTE, both, ABSOLUTE.replace(seed=1)]
+    paths = [Run(write_run(tmp_path / str(n), config)) for n, config in enumerate(configs)]
+    assert name_groups(paths, []) == ["absolute", "absolute + K", "absolute"]
+    assert name_groups(paths, ["x", "y"]) == ["x", "y", "x"]
+    with pytest.raises(ValueError, match=r"1 labels for 2 groups of runs.* in the order of .*0, "):
+        name_groups(paths, ["x"])
+    with pytest.raises(ValueError, match="two groups of runs are called 'x', and differ in enc"):
+        name_groups(paths, ["x", "x"])
+    paths.append(Run(write_run(tmp_path / "3", ABSOLUTE.replace(lr=0.5, seed=4))))
+    with pytest.raises(
+        ValueError, match=r"called 'absolute', and differ in lr: give each of the 3"
+    ):
+        name_groups(paths, [])

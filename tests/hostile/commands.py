@@ -39,7 +39,6 @@ WRONG = [
     ["profile", "--encoding", "product-contextual-k@1e9", "--rounds", "0"],
     ["show", "nothing"], ["show", "buckets", "--grid", "1000000x1000000"],
     ["show", "buckets", "--grid", "0x4"], ["show", "buckets", "--grid", "4"],
-    ["show", "buckets", "--prefix", "-1"], ["show", "buckets", "--prefix", "1000000000"],
     ["show", "buckets", "--at", "99,99"], ["show", "buckets", "-o", "x.txt"],
     ["show", "buckets", "product-contextual-k@1e300"],
     ["show", "buckets", "-o", "no/such/x.png"], ["show", "index", "--index", "clip3"],

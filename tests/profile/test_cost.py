@@ -5,10 +5,15 @@ import torch
 
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 
-from irpe.profile.cost import count, create, input_size, measure_costs
+from irpe.profile.cost import (
+    count,
+    create,
+    extra_macs_by_resolution,
+    input_size,
+    measure_costs,
+)
 from irpe.profile.count import count_macs, count_parameters
 from irpe.profile.measure import interleaved, peak_memory
-from irpe.profile.resolutions import extra_macs_by_resolution
 
 TINY = "deit_tiny_patch16_224"
 

@@ -9,8 +9,7 @@ import timm
 from adapters.small_models import images, make_swin, make_vit
 
 import irpe
-from irpe.profile.count import count_macs
-from irpe.profile.formulas import extra_macs, recorded_calls
+from irpe.profile.count import count_macs, extra_macs, recorded_calls
 
 ENCODINGS = [
     "product-bias-k", "product-contextual-k", "product-contextual-qkv", "cross-contextual-qkv",

@@ -9,8 +9,7 @@ import torch
 import irpe
 from irpe import viz
 from irpe.nn.tables import RelativePositionEncoding
-from irpe.viz.head_maps import short_name
-from irpe.viz.weight_maps import reference_places, references
+from irpe.viz.attention_maps import references, short_name
 
 pytest.importorskip("matplotlib", reason="needs the extra 'viz'")
 pytest.importorskip("timm", reason="needs the extra 'timm'")
@@ -138,7 +137,10 @@ def test_weights_have_one_scale_that_shows_little_as_little():
 
 
 def test_reference_patches_are_spread_and_follow_the_longer_side():
-    assert [reference_places(n) for n in (1, 2, 7, 14)] == [[0], [0, 1], [1, 3, 5], [2, 6, 11]]
+    squares = [references(irpe.Grid((n, n))) for n in (1, 2, 7, 14)]
+    assert [[column for _, column in grid[0]] for grid in squares] == [
+        [0], [0, 1], [1, 3, 5], [2, 6, 11],
+    ]  # fmt: skip
     assert references(irpe.Grid((7, 28))) == [[(3, 4)], [(3, 14)], [(3, 23)]]
     assert references(irpe.Grid((28, 7))) == [[(4, 3), (14, 3), (23, 3)]]
 

@@ -7,8 +7,7 @@ import torch
 
 import irpe
 from irpe.viz import plot_tables
-from irpe.viz.table_maps import _ranges
-from irpe.viz.table_norms import table_norms
+from irpe.viz.table_maps import _ranges, table_norms
 
 pytest.importorskip("timm", reason="needs the extra 'timm'")
 

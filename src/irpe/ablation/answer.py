@@ -3,16 +3,14 @@
 import dataclasses
 import json
 import shlex
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import mean
 
-from irpe.ablation.rotary import rotary_or_relative
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import (
     RowResult,
     compare,
-    digits_of,
     find_probabilities,
     find_seeds,
     unmoved,
@@ -20,14 +18,17 @@ from irpe.ablation.statistics import (
 from irpe.ablation.tuning import FACTORS_TEXT
 from irpe.ablation.verdicts import CONFIDENCE, MOST_SEEDS, SEEDS_FOR_HOLM, adjust
 from irpe.core.encodings import Joined, parse_encoding
+from irpe.core.encodings.model_only import CPVT, NoEncoding
+from irpe.core.encodings.rope import RopeAxial, RopeMixed
 from irpe.core.encodings.spec import RPESpec
 from irpe.profile.catalogue import LINES
 from irpe.recipes import RECIPES
-from irpe.train.config import EMBEDDED, RunConfig
+from irpe.train.config import EMBEDDED, SETTINGS, RunConfig
 from irpe.train.optim import learns_tables
 
 _OF_ROWS = {"data", "encoding", "absolute", "seed"}  # named elsewhere
 _RATES = {"table_lr", "absolute_lr"}  # of rows as well, where they were searched
+_MEETS = {"k": "queries", "q": "keys", "v": "attention weights"}  # what the tables meet
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,9 @@ class Answer:
 
 def find_reference(rows: Sequence[RowResult]) -> RowResult:
     """Returns the row that others are compared with: absolute, else the first with an effect."""
-    plain = [row for row in rows if is_absolute(row.row)]
+    plain = [row for row in rows if _is_absolute(row.row)]
     active = [row for row in rows if not row.is_idle]
     return (plain or active or list(rows))[0]
-
-
-def is_absolute(row: AblationRow) -> bool:
-    """Returns whether a row is the model's own absolute encoding alone."""
-    return (row.encoding, row.absolute) == ("none", "keep")
 
 
 def comparable(rows: Sequence[RowResult]) -> list[RowResult]:
@@ -84,10 +80,10 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = ""
     """
     reference, sound = find_reference(rows), comparable(rows)
     others = [row for row in sound if row is not reference]
-    beside = (*_left_out(rows), *_warnings(rows), *_rates(rows), *_meanings(rows))
+    beside = (*_left_out(rows), *_warnings(rows), *_meanings(rows))
     if len(rows) == 1:
         headline = "One row: there is nothing to compare it with."
-        other = "K=product-contextual-k" if is_absolute(reference.row) else "absolute=none,keep"
+        other = "K=product-contextual-k" if _is_absolute(reference.row) else "absolute=none,keep"
         step = f"the same command with another row, as in --row {other}"
         return Answer(None, headline, beside, step)
     if reference.is_at_chance or not others:
@@ -96,42 +92,50 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = ""
         headline = "One seed: how much seeds differ is not known, so nothing is recommended."
         return Answer(None, headline, beside, "the same command with --seeds 3")
     choice, headline = _as_they_are(reference, others)
-    reasons = list[str]()
-    if (none := _unneeded(sound)) is not None:
-        headline = (
+    none = next((row for row in sound if _is_nothing(row.row)), None)
+    if none and all(compare(row, none).verdict == "tie" for row in sound if row is not none):
+        choice, headline = reference, (
             "Position does not matter on these images, as far as these seeds can tell: "
             f"{none.name} ties with every other row."
-        )
-        choice = reference
-    if reference.shifts[1:]:
-        reasons.append(_moved(reference, others))
-    reasons += rotary_or_relative(others)
-    reasons += [
+        )  # fmt: skip
+    reasons = [
+        *([_moved(reference, others)] if reference.shifts[1:] else []),
+        *_rotary_or_relative(others),
         *_chances(reference, others),
-        *_most_probable(sound),
-        *_ties(choice, reference, others),
+        _most_probable(sound),
+        *(_ties(reference, others) if choice is reference else []),
     ]
     if not any(row.row.rates for row in rows) and any(learns_tables(r.row.encoding) for r in rows):
         reasons.append(
             "All rows had one learning rate for their tables; --tune (with another -o) gives each "
             "encoding its best one."
         )
-    return Answer(
-        choice.name, headline, (*reasons, *beside), _next_command(choice, recipe, data, settings)
-    )
+    step = _next_command(choice, recipe, data, settings)
+    return Answer(choice.name, headline, (*reasons, *beside), step)
+
+
+def _is_absolute(row: AblationRow) -> bool:
+    return (row.encoding, row.absolute) == ("none", "keep")
+
+
+def _is_nothing(row: AblationRow) -> bool:
+    return (row.encoding, row.absolute) == ("none", "none")
 
 
 def _no_ground(rows: Sequence[RowResult], reference: RowResult, beside: tuple[str, ...]) -> Answer:
     """Returns the answer where there is nothing to compare, or nothing to compare with."""
-    stuck = [row for row in rows if row.is_at_chance]
-    if stuck and reference.is_at_chance:
-        names, verb = _listed([row.name for row in stuck]), "has" if len(stuck) == 1 else "have"
-        chance = _score(reference, reference.chance or 0.0)
-        headline = f"{names} {verb} not left chance ({chance}): train longer before you compare."
-        return Answer(None, headline, beside, "the same command with more --epochs, and another -o")
-    has_rate = any("--table-lr" in _remedy(row) for row in rows if row.is_idle)
-    more = " or a higher --table-lr" if has_rate else ""
-    headline = "Nothing here can be compared: see below."
+    more = ""
+    if reference.is_at_chance:
+        stuck = [row.name for row in rows if row.is_at_chance]
+        verb = "has" if len(stuck) == 1 else "have"
+        headline = (
+            f"{_listed(stuck)} {verb} not left chance ({_chance(reference)}): train longer before "
+            "you compare."
+        )
+    else:
+        headline = "Nothing here can be compared: see below."
+        if any("--table-lr" in _remedy(row) for row in rows if row.is_idle):
+            more = " or a higher --table-lr"
     step = f"the same command with more --epochs{more}, and another -o"
     return Answer(None, headline, beside, step)
 
@@ -146,8 +150,8 @@ def _left_out(rows: Sequence[RowResult]) -> Iterator[str]:
             )
         elif row.is_at_chance and row is not find_reference(rows):
             yield (
-                f"{row.name} is not compared: it has not clearly left chance "
-                f"({_score(row, row.chance or 0.0)}) in every seed; train longer, or it cannot."
+                f"{row.name} is not compared: it has not clearly left chance ({_chance(row)}) in "
+                "every seed; train longer, or it cannot."
             )
 
 
@@ -156,8 +160,12 @@ def _remedy(row: RowResult) -> str:
     return "train longer, or raise --table-lr" if has_rate else "train longer"
 
 
+def _chance(row: RowResult) -> str:
+    return f"{row.chance:.{row.digits}f}{' %' if row.measure.unit == '%' else ''}"
+
+
 def _warnings(rows: Sequence[RowResult]) -> Iterator[str]:
-    """Yields what weakens a comparison: several kinds of machines, a busy machine."""
+    """Yields what weakens a comparison: several kinds of machines, a busy one, searched rates."""
     machines = [result.machine for row in rows for result in row.results]
     for fact in dict.fromkeys(name for machine in machines for name in machine):
         found = dict.fromkeys(machine.get(fact, "unknown") for machine in machines)
@@ -168,21 +176,16 @@ def _warnings(rows: Sequence[RowResult]) -> Iterator[str]:
             )
     noisy = [row for row in rows if row.cost.is_noisy]
     if noisy:
-        names, most = _listed([row.name for row in noisy]), max(row.cost.noise for row in noisy)
         yield (
-            f"The machine was busy when steps were timed: those of {names} are off by up to "
-            f"{most:.0%}."
+            "The machine was busy when steps were timed: those of "
+            f"{_listed([row.name for row in noisy])} are off by up to "
+            f"{max(row.cost.noise for row in noisy):.0%}."
         )
-
-
-def _rates(rows: Sequence[RowResult]) -> Iterator[str]:
-    """Yields the rates that were searched, if they were."""
-    found = [f"{row.name} {factor:g}" for row in rows for factor in row.row.rates.values()]
-    if found:
+    if rates := [f"{row.name} {factor:g}" for row in rows for factor in row.row.rates.values()]:
         yield (
             f"Learning rates of tables (or of a learned absolute encoding): the best of "
             f"{FACTORS_TEXT} times the model's, searched on held-out training images: "
-            f"{', '.join(found)}."
+            f"{', '.join(rates)}."
         )
 
 
@@ -196,24 +199,24 @@ def _meanings(rows: Sequence[RowResult]) -> Iterator[str]:
 
 def describe(row: AblationRow) -> str:
     """Returns what a relative encoding is, in a line; nothing for what needs no words."""
-    if (row.encoding, row.absolute) == ("none", "none"):
+    if _is_nothing(row):
         return "no position at all (patches are a set)"
-    encoding = None if row.encoding == "none" else parse_encoding(row.encoding)
+    encoding = parse_encoding(row.encoding)
+    if isinstance(encoding, NoEncoding):
+        return ""
     if isinstance(encoding, Joined):
         tables = describe(AblationRow(row.name, str(encoding.tables), row.absolute))
         return f"queries and keys are rotated ({encoding.rotation}); {tables}"
     if not isinstance(encoding, RPESpec):
-        name = row.encoding.partition("@")[0]
-        return "" if encoding is None else LINES.get(name, f"the encoding {encoding}")
+        return LINES.get(row.encoding.partition("@")[0], f"the encoding {encoding}")
     beside = {"keep": ", beside the absolute encoding", "none": ""}
     tail = beside.get(row.absolute, f", beside a {row.absolute}")
+    where = f"for each relative position ({encoding.method})"
     if encoding.mode == "bias":
-        return f"a learned score for each relative position ({encoding.method}), added{tail}"
-    meets = {"k": "queries", "q": "keys", "v": "attention weights"}
-    names = [meets[target] for target in encoding.targets]
-    joined = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+        return f"a learned score {where}, added{tail}"
+    names = [_MEETS[target] for target in encoding.targets]
     each = "a learned vector" if len(names) == 1 else f"{len(names)} learned vectors"
-    return f"{each} for each relative position ({encoding.method}), multiplied with {joined}{tail}"
+    return f"{each} {where}, multiplied with {_listed(names)}{tail}"
 
 
 def _as_they_are(reference: RowResult, others: Sequence[RowResult]) -> tuple[RowResult, str]:
@@ -221,15 +224,13 @@ def _as_they_are(reference: RowResult, others: Sequence[RowResult]) -> tuple[Row
     where = unmoved(reference)
     better = [row for row in others if compare(row, reference).verdict == "better"]
     if better:
-        best = max(better, key=lambda row: row.merit())
+        best = max(better, key=RowResult.merit)
         equal = [row for row in better if row is best or compare(row, best).verdict == "tie"]
         choice = min(equal, key=lambda row: row.cost.step)
         gain = _gain(choice, reference)
-        return choice, (
-            f"{where}: use {choice.name}, {gain} over {reference.name}, at "
-            f"{_cost(choice, reference)}."
-        )
-    best = max(others, key=lambda row: row.merit())
+        cost = _cost(choice, reference)
+        return choice, f"{where}: use {choice.name}, {gain} over {reference.name}, at {cost}."
+    best = max(others, key=RowResult.merit)
     found = {"tie": "is a tie", "worse": "is worse"}[compare(best, reference).verdict]
     words = (
         f"{where}: keep {reference.name}. The best of the others, {best.name}, {found} "
@@ -240,59 +241,82 @@ def _as_they_are(reference: RowResult, others: Sequence[RowResult]) -> tuple[Row
     return reference, words + (": not worth it here." if is_dearer else ".")
 
 
-def _unneeded(rows: Sequence[RowResult]) -> RowResult | None:
-    """Returns the row without any position if it ties with every other row."""
-    without = [row for row in rows if (row.row.encoding, row.row.absolute) == ("none", "none")]
-    others = [row for row in rows if row not in without]
-    if not (without and others):
-        return None
-    is_tied = all(compare(row, without[0]).verdict == "tie" for row in others)
-    return without[0] if is_tied else None
-
-
 def _moved(reference: RowResult, others: Sequence[RowResult]) -> str:
     """Returns what to use if objects are not always where they were in training."""
-    better = [row for row in others if _keeps_more(row, reference)]
+
+    def overall(row: RowResult) -> float:
+        return mean(row.merit(shift) for shift in row.shifts)
+
+    def gains(row: RowResult) -> str:
+        found = {s: compare(row, reference, s).text(row.digits) for s in row.shifts}
+        each = [f"{text} moved by {shift}" for shift, text in found.items() if shift]
+        moved = ", ".join([*each, f"as they are {found[0]}"])
+        return f"use {row.name}, {moved}, at {_cost(row, reference)}"
+
+    better: list[RowResult] = []
+    for row in others:
+        verdicts = {compare(row, reference, shift).verdict for shift in row.shifts[1:]}
+        is_better = "better" in verdicts and "worse" not in verdicts
+        better += [row] if is_better and overall(row) > overall(reference) else []
     if not better:
         return f"If objects move: nothing here is clearly better than {reference.name}."
-    best = max(better, key=_overall)
-    text = f"If objects move: {_gains(best, reference)}"
+    best = max(better, key=overall)
     equal = [row for row in better if compare(row, reference).verdict != "worse"]
+    text = f"If objects move: {gains(best)}."
     if best in equal or not equal:
-        return f"{text}."
-    second = max(equal, key=_overall)
-    return f"{text}. Without a loss where they do not: {_gains(second, reference)}."
+        return text
+    return f"{text} Without a loss where they do not: {gains(max(equal, key=overall))}."
 
 
-def _keeps_more(row: RowResult, reference: RowResult) -> bool:
-    """Returns whether a row is better than another on moved images, and not only there."""
-    verdicts = [compare(row, reference, shift).verdict for shift in row.shifts[1:]]
-    is_better = "better" in verdicts and "worse" not in verdicts
-    return is_better and _overall(row) > _overall(reference)
+def _rotary_or_relative(rows: Sequence[RowResult]) -> Iterator[str]:
+    """Yields whether rotary or relative encodings are better here, and what both together give.
+
+    The best row of each kind speaks for it, among those without an absolute encoding.
+    """
+    kinds: dict[str, list[RowResult]] = {"rotary": [], "relative": [], "both": [], "neither": []}
+    for row in rows:
+        if row.row.absolute == "none":
+            kinds[_kind_of(row)].append(row)
+    best = {kind: max(of, key=RowResult.merit) for kind, of in kinds.items() if of}
+    if not {"rotary", "relative"} <= best.keys():
+        return
+
+    def differences(row: RowResult, other: RowResult) -> str:
+        found = {shift: compare(row, other, shift) for shift in row.shifts}
+        moved = [f"moved by {s} {each} ({each.verdict})" for s, each in found.items() if s]
+        return ", ".join([f"{found[0]} points", *moved])
+
+    pair = sorted((best["relative"], best["rotary"]), key=lambda row: -row.merit())
+    better, other = pair
+    verdict = "a tie" if compare(better, other).verdict == "tie" else _kind_of(better)
+    named = [f"{row.name} (best of {len(kinds[_kind_of(row)])} {_kind_of(row)})" for row in pair]
+    text = (
+        f"Rotary or relative? {unmoved(better)}: {verdict}. {' against '.join(named)}: "
+        f"{differences(better, other)}, at {better.cost.step / other.cost.step:.1f}x the time of a "
+        "step."
+    )
+    if both := best.get("both"):
+        found = {"better": "better than", "tie": "a tie with", "worse": "worse than"}
+        words = found[compare(both, better).verdict]
+        text += f" Together, {both.name}: {words} {better.name}, {differences(both, better)}."
+    yield text
 
 
-def _overall(row: RowResult) -> float:
-    return statistics.mean(row.merit(shift) for shift in row.shifts)
-
-
-def _gains(row: RowResult, reference: RowResult) -> str:
-    digits = digits_of(row.measure)
-    gains = [
-        f"{compare(row, reference, shift).text(digits)} moved by {shift}"
-        for shift in row.shifts[1:]
-    ]
-    as_they_are = f"as they are {compare(row, reference).text(digits)}"
-    return f"use {row.name}, {', '.join([*gains, as_they_are])}, at {_cost(row, reference)}"
+def _kind_of(row: RowResult) -> str:
+    match parse_encoding(row.row.encoding):
+        case Joined():
+            return "both"
+        case RopeAxial() | RopeMixed():
+            return "rotary"
+        case CPVT() | NoEncoding():
+            return "neither"
+        case _:
+            return "relative"
 
 
 def _gain(row: RowResult, reference: RowResult) -> str:
     points = " points" if row.measure.unit == "%" else ""
-    return f"{compare(row, reference).text(digits_of(row.measure))}{points}"
-
-
-def _score(row: RowResult, value: float) -> str:
-    unit = " %" if row.measure.unit == "%" else ""
-    return f"{value:.{digits_of(row.measure)}f}{unit}"
+    return f"{compare(row, reference).text(row.digits)}{points}"
 
 
 def _cost(row: RowResult, reference: RowResult) -> str:
@@ -311,53 +335,44 @@ def _chances(reference: RowResult, others: Sequence[RowResult]) -> Iterator[str]
         f"{len(others)} rows are compared with {reference.name}, each with a chance of at most 5 % "
         "to be called better by mistake"
     )
+    together = zip(found, adjust([each.p_value for each in found.values()]), strict=True)
+    lost = [name for name, p_value in together if name in claimed and p_value > 1 - CONFIDENCE]
     if not claimed:
         yield f"{text}."
-        return
-    if min(len(row.results) for row in (reference, *others)) < SEEDS_FOR_HOLM:
+    elif min(len(row.results) for row in (reference, *others)) < SEEDS_FOR_HOLM:
         yield (
             f"{text}: with two seeds nothing more can be said of all of them together; "
             f"--seeds {SEEDS_FOR_HOLM} can."
         )
-        return
-    together = zip(found, adjust([each.p_value for each in found.values()]), strict=True)
-    lost = [name for name, p_value in together if name in claimed and p_value > 1 - CONFIDENCE]
-    if lost:
+    elif lost:
         yield f"{text}; for all comparisons together (Holm) not certain: {_listed(lost)}."
     else:
         yield f"{text}; all {len(claimed)} differences hold for all comparisons together (Holm)."
 
 
-def _most_probable(rows: Sequence[RowResult]) -> Iterator[str]:
-    """Yields which rows may be the best one."""
+def _most_probable(rows: Sequence[RowResult]) -> str:
+    """Returns which rows may be the best one."""
     found = sorted(zip(find_probabilities(rows), (row.name for row in rows), strict=True))[::-1]
     likely = [f"{name} {probability:.0%}" for probability, name in found if probability >= 0.05]
-    yield f"Probability of being the best row on images as they are: {', '.join(likely)}."
+    return f"Probability of being the best row on images as they are: {', '.join(likely)}."
 
 
-def _ties(choice: RowResult, reference: RowResult, others: Sequence[RowResult]) -> Iterator[str]:
+def _ties(reference: RowResult, others: Sequence[RowResult]) -> Iterator[str]:
     """Yields what would settle the tie of the best other row, and what that costs."""
     ties = [row for row in others if compare(row, reference).verdict == "tie"]
-    if choice is not reference or not ties:
+    if not ties:
         return
-    best = max(ties, key=lambda row: row.merit())
+    best = max(ties, key=RowResult.merit)
     seeds = find_seeds(best, reference)
-    if seeds is None:
-        yield (
-            f"{best.name} and {reference.name}: not even {MOST_SEEDS} seeds each would settle this "
-            "tie, if means and noise stay as they are."
-        )
-        return
-    more = [seeds - len(row.results) for row in (best, reference)]
-    text = (
-        f"{best.name} and {reference.name}: {seeds} seeds each would settle this tie, if means and "
-        "noise stay as they are"
+    many, cost = f"not even {MOST_SEEDS}" if seeds is None else str(seeds), ""
+    if seeds is not None and best.seconds is not None and reference.seconds is not None:
+        more = [seeds - len(row.results) for row in (best, reference)]
+        minutes = (more[0] * best.seconds + more[1] * reference.seconds) / 60
+        cost = f", about {max(minutes, 1):.0f} minutes of one cell at a time"
+    yield (
+        f"{best.name} and {reference.name}: {many} seeds each would settle this tie, if means and "
+        f"noise stay as they are{cost}."
     )
-    known = [row.seconds for row in (best, reference)]
-    if None not in known:
-        minutes = sum(n * (t or 0.0) for n, t in zip(more, known, strict=True)) / 60
-        text += f", about {max(minutes, 1):.0f} minutes of one cell at a time"
-    yield f"{text}."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -374,27 +389,29 @@ def changed_settings(config: RunConfig, recipe: str, is_tuned: bool = False) -> 
     """
     if recipe not in RECIPES:
         return ""
-    own, text = RECIPES[recipe](), ""
-    elsewhere = _OF_ROWS | _RATES if is_tuned else _OF_ROWS
-    for each in dataclasses.fields(config):
-        value, is_option = getattr(config, each.name), bool(each.metadata)
-        if is_option and each.name not in elsewhere and value != getattr(own, each.name):
-            name = each.name.replace("_", "-")
-            if isinstance(value, bool):
-                text += f" --{name}" if value else f" --no-{name}"
-            else:
-                text_of = json.dumps if isinstance(value, dict) else str
-                written = "none" if value is None else text_of(value)
-                text += f" --{name} {shlex.quote(written)}"
-    return text
+    own, elsewhere = RECIPES[recipe](), _OF_ROWS | _RATES if is_tuned else _OF_ROWS
+    return "".join(
+        _as_option(each.name, value)
+        for each in dataclasses.fields(config)
+        if each.metadata and each.name not in elsewhere
+        and (value := getattr(config, each.name)) != getattr(own, each.name)
+    )  # fmt: skip
+
+
+def _as_option(name: str, value: object) -> str:
+    """Returns a setting as it is written on the command line."""
+    text = "none" if value is None else json.dumps(value) if not isinstance(value, str) else value
+    if name in SETTINGS:
+        return f" --{name.replace('_', '-')} {shlex.quote(text)}"
+    return f" --set {shlex.quote(f'{name}={text}')}"
 
 
 def _next_command(choice: RowResult, recipe: str, data: str, settings: str) -> str:
     if data == EMBEDDED:
         return "irpe ablate --data FOLDER (your images)"
     row = choice.row
-    options = f"--data {shlex.quote(data)}{settings} --encoding {row.encoding}"
-    options += f" --absolute {row.absolute}"
-    for name, factor in row.rates.items():
-        options += f" --{name.replace('_', '-')} {factor:g}"
-    return f"irpe train {recipe} {options}"
+    rates = "".join(_as_option(name, f"{factor:g}") for name, factor in row.rates.items())
+    return (
+        f"irpe train {recipe} --data {shlex.quote(data)}{settings} --encoding {row.encoding} "
+        f"--absolute {row.absolute}{rates}"
+    )

@@ -3,13 +3,17 @@
 import dataclasses
 import hashlib
 import json
+import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from irpe.ablation.machine import describe_machine
+import timm
+import torch
+
+import irpe
 from irpe.ablation.rows import AblationRow, check_rows
 from irpe.errors import UserError
 from irpe.files import clean_name, write_text
@@ -27,23 +31,13 @@ _RESULT = "result.json"
 
 @dataclass(frozen=True)
 class CellResult:
-    """What a cell found.
-
-    Args:
-        row: The name of the row.
-        seed: The seed.
-        scores: The score under each condition, images as they are first.
-        shifts: How far images were moved under each condition, in patches.
-        effect: How much the attention's output changes without the encoding, if any.
-        seconds: How long it took, unless it was interrupted.
-        machine: What it ran on, by the name of each fact.
-    """
+    """What a cell found."""
 
     row: str
     seed: int
-    scores: tuple[Score, ...]
-    shifts: tuple[int, ...] = (0,)
-    effect: float | None = None
+    scores: tuple[Score, ...]  # under each condition, images as they are first
+    shifts: tuple[int, ...] = (0,)  # by how many patches images were moved under each condition
+    effect: float | None = None  # how much the attention's output changes without the encoding
     seconds: float | None = field(default=None, compare=False)
     machine: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
 
@@ -65,20 +59,12 @@ class CellResult:
 
 @dataclass(frozen=True)
 class Cell:
-    """A row with a seed, and the directory of its run.
-
-    Args:
-        row: The row.
-        config: The run's configuration.
-        directory: The run's directory, another one for each configuration.
-        held_out: The fraction of the training images that it is evaluated on, in place of the test
-            images. 0: it trains on all of them.
-    """
+    """A row with a seed, and the directory of its run."""
 
     row: AblationRow
     config: RunConfig
     directory: Path
-    held_out: float = 0.0
+    held_out: float = 0.0  # of the training images, that it is evaluated on; 0: none
 
     @property
     def name(self) -> str:
@@ -93,23 +79,18 @@ def plan_cells(
     directory: Path,
     held_out: float = 0.0,
 ) -> list[Cell]:
-    """Returns the cells, one seed after the other.
+    """Returns the cells of an ablation's folder, one seed after the other.
 
-    Args:
-        rows: What is compared.
-        base: The budget of every cell.
-        seeds: How many runs each row gets.
-        directory: Where the cells are stored, each under a name of its own for each configuration.
-        held_out: The fraction of the training images to evaluate on; 0: the test images.
+    Each configuration has a directory of its own. Of a search for rates (`held_out`), all are
+    evaluated on that fraction of the training images.
     """
     check_rows(rows, seeds)
+    folder = directory / (f"held-out-{held_out:g}" if held_out else "cells")
     cells: list[Cell] = []
     for seed in range(seeds):
         for row in rows:
-            config = base.replace(
-                encoding=row.encoding, absolute=row.absolute, seed=seed, **row.rates
-            )
-            folder = directory / (f"held-out-{held_out:g}" if held_out else "cells")
+            fields = {"encoding": row.encoding, "absolute": row.absolute, "seed": seed}
+            config = base.replace(**fields, **row.rates)
             key = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
             name = f"{clean_name(row.name)}-{seed}-{key}"
             cells.append(Cell(row, config, folder / name, held_out))
@@ -117,12 +98,7 @@ def plan_cells(
 
 
 class HeldOut:
-    """A task that is evaluated on a fraction of its training images, and trained on the others.
-
-    Args:
-        task: The task; its images to evaluate on are not opened.
-        fraction: How many of its training images are held out.
-    """
+    """A task that is evaluated on a fraction of its training images, and trained on the others."""
 
     def __init__(self, task: Task, fraction: float) -> None:
         self.task, self.fraction = task, fraction
@@ -178,3 +154,27 @@ def read_result(cell: Cell) -> CellResult | None:
         raise UserError(
             f"{path} is damaged, or of another release: {error!r}; remove {cell.directory}"
         ) from error
+
+
+def describe_machine(device: torch.device) -> dict[str, str]:
+    """Returns what scores may depend on, beside the settings, by the name of each fact."""
+    q = torch.zeros(1, 1, 4, 8, device=device)
+    maps = irpe.bucket_maps("product-contextual-k", (2, 2))
+    table = torch.zeros(1, 49, 8, device=device)
+    is_gpu = device.type == "cuda"
+    return {
+        "irpe": irpe.__version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+        "implementation": irpe.explain(q, q, q, maps, key_tables=[table]).name,
+        "processor": torch.cuda.get_device_name(device) if is_gpu else _processor(),
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

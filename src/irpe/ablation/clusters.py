@@ -92,16 +92,10 @@ def _run_in_job(cell: Cell) -> CellResult:
 
 @dataclass(frozen=True)
 class SlurmFuture:
-    """The result of a cell that is a SLURM job.
-
-    Args:
-        cell: The cell.
-        job: The job's id.
-        states: Knows the states of jobs.
-    """
+    """The result of a cell that is a SLURM job."""
 
     cell: Cell
-    job: str
+    job: str  # its id
     states: "_SlurmStates"
 
     def done(self) -> bool:
@@ -115,7 +109,7 @@ class SlurmFuture:
             if state != "COMPLETED" or time.monotonic() > end:  # a shared folder may be late
                 break
             time.sleep(0.5)
-        else:
+        if found is not None:
             return found
         said = read_state(self.cell)
         why = f", {said.failure}" if state == "FAILED" and said and said.failure else ""
@@ -124,11 +118,7 @@ class SlurmFuture:
 
 
 class _SlurmStates:
-    """The states of this user's jobs: of the controller, else of the accounting where it is.
-
-    Args:
-        pause: Seconds between two questions.
-    """
+    """The states of this user's jobs: of the controller, else of the accounting where it is."""
 
     def __init__(self, pause: float) -> None:
         self.pause, self.asked = pause, -math.inf

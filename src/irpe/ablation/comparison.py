@@ -1,24 +1,28 @@
 """`ablate` and `read_report`: encodings compared from Python, as `irpe ablate` does it."""
 
-import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from irpe.ablation.cells import Cell, plan_cells, read_result
+from irpe.ablation.cells import Cell, plan_cells, read_result, task_of
 from irpe.ablation.costs import RowCost, configs_of_rows, measure_row_costs
-from irpe.ablation.executors import Executor, LocalProcesses
-from irpe.ablation.folder import claim_folder, read_claim
-from irpe.ablation.machine import choose_jobs, gpus
-from irpe.ablation.planning import check_cells
+from irpe.ablation.executors import (
+    Executor,
+    Failure,
+    LocalProcesses,
+    choose_jobs,
+    gpus,
+    run_cells,
+)
+from irpe.ablation.folder import claim_folder, read_about, read_claim, write_about
 from irpe.ablation.report import AblationReport
 from irpe.ablation.rows import AblationRow, check_rows
-from irpe.ablation.running import Failure, Outcome, run_cells
 from irpe.ablation.statistics import collect_rows
 from irpe.ablation.tuning import (
-    SearchResult,
+    FACTORS_TEXT,
+    Search,
     choose_rates,
     collect_searches,
     plan_searches,
@@ -26,25 +30,38 @@ from irpe.ablation.tuning import (
 )
 from irpe.ablation.worker import read_state
 from irpe.errors import UserError, UserStateError
-from irpe.files import write_text
 from irpe.progress import Event, Listener, silent
 from irpe.train.config import RunConfig, find_task, make_task
+from irpe.train.optim import build_optimizer, learns_tables
+from irpe.train.overview import describe_augmentation, describe_budget, describe_data
+from irpe.train.processes import make_accelerator, plan_batches
 from irpe.train.run import lock_run
-from irpe.train.task import AS_TRAINED
+from irpe.train.task import AS_TRAINED, Images, Task
 
-_ABOUT = "about.json"  # what the report says beside the results
+_BESIDE = ("images", "names of classes", "tune")  # beside the fields of a configuration
 
 
 class CellGroup(NamedTuple):
-    """Cells that run now: the `result` of an event of `ablate`.
-
-    Args:
-        title: What their scores are.
-        cells: The cells.
-    """
+    """Cells that run now: the `result` of an event of `ablate`."""
 
     title: str
     cells: Sequence[Cell]
+
+
+class _Stored(NamedTuple):
+    """What the folder of an ablation holds, beside the results of its cells.
+
+    Args:
+        settings: What all cells have in common.
+        about: Title and recipe of the report, its facts, the costs of the rows, the seeds.
+        cells: The cells, each row with the rates that were chosen.
+        searches: The search for rates, where there was one.
+    """
+
+    settings: dict[str, Any]
+    about: dict[str, Any]
+    cells: list[Cell]
+    searches: list[Search]
 
 
 @dataclass(frozen=True)
@@ -110,41 +127,41 @@ def ablate(
     cells = plan_cells(ablation.rows, base, ablation.seeds, folder)
     searches = plan_searches(ablation.rows, base) if ablation.is_tuned else []
     trials = plan_trials(searches, base, folder)
-    facts = check_cells(cells, task, trials)
-    images = task.open("train", None, silent).source, task.open("val", AS_TRAINED, silent).source
+    train, val = task.open("train", None, silent), task.open("val", AS_TRAINED, silent)
+    facts = _check(cells, trials, task, train, val)
     with ExitStack() as stack:
         if executor is None:
             devices = gpus()
             chosen = choose_jobs(jobs, max(len(cells), len(trials)), len(devices))
             executor = stack.enter_context(LocalProcesses(chosen, devices))
-            one = "GPU" if devices else "CPU"
-            where = f"{one}, {chosen} cell{'s' * (chosen > 1)} at a time, one thread each"
-        else:
-            is_ours = type(executor).__str__ is not object.__str__
-            where = str(executor) if is_ours else type(executor).__name__
-        claim_folder(folder, ablation.rows, base, images, ablation.is_tuned)
-        facts |= {"device": where, "output": str(ablation.folder)}
+        claim_folder(folder, ablation.rows, base, (train.source, val.source), ablation.is_tuned)
+        is_named = type(executor).__str__ is not object.__str__
+        facts["device"] = str(executor) if is_named else type(executor).__name__
+        facts["output"] = str(ablation.folder)
         listen(Event("facts", result=facts))
         stack.enter_context(lock_run(folder))
-        about = _read_about(folder) or {}
+        about = read_about(folder)
         if "costs" not in about:
             listen(Event("costs"))
             costs = measure_row_costs(configs_of_rows(cells, task.config), task)
             about["costs"] = {name: asdict(cost) for name, cost in costs.items()}
         about |= {"title": ablation.title, "recipe": ablation.recipe, "facts": facts}
-        write_text(folder / _ABOUT, json.dumps({**about, "seeds": ablation.seeds}, indent=1) + "\n")
-        name = find_task(base.task).measures[0].name
-        failures: list[str] = []
+        write_about(folder, {**about, "seeds": ablation.seeds})
+        name, outcomes = task.measures[0].name, list[object]()
+        rows = ablation.rows
         if trials:
-            group = CellGroup(f"search: {name} on held-out training images", trials)
-            failures += map(str, _run(group, executor, listen).failures)
-        searched = _read_searches(ablation.rows, base, folder) if trials else []
-        rows = choose_rates(ablation.rows, searched)
+            searched = f"search: {name} on held-out training images"
+            listen(Event("cells", result=CellGroup(searched, trials)))
+            outcomes += run_cells(trials, executor, listen)
+            rows = choose_rates(rows, _read_searches(rows, base, folder))
         cells = plan_cells(rows, base, ablation.seeds, folder)
-        outcome = _run(CellGroup(name, cells), executor, listen)
-        if not outcome.results:
-            raise UserStateError(f"all cells failed: {outcome.failures[0]}")
-    report = replace(read_report(folder), failures=[*failures, *map(str, outcome.failures)])
+        listen(Event("cells", result=CellGroup(name, cells)))
+        ended = run_cells(cells, executor, listen)
+        failed = [each for each in ended if isinstance(each, Failure)]
+        if len(failed) == len(ended):
+            raise UserStateError(f"all cells failed: {failed[0]}")
+    failures = [str(each) for each in (*outcomes, *failed) if isinstance(each, Failure)]
+    report = replace(read_report(folder), failures=failures)
     report.write(folder / "report")
     return report
 
@@ -191,84 +208,86 @@ def read_report(folder: Path | str, *others: Path | str) -> AblationReport:
     if not results:
         raise UserError(f"no cell of {folder} has ended yet: look again later")
     missing = [cell for name, cell in cells.items() if found[name] is None]
-    states = [read_state(cell) for cell in missing]
-    failures = [
-        str(Failure(cell, state.failure))
-        for cell, state in zip(missing, states, strict=True)
-        if state is not None and state.failure
-    ]
+    states = [(cell, read_state(cell)) for cell in missing]
+    failures = [str(Failure(cell, s.failure)) for cell, s in states if s is not None and s.failure]
     if rest := len(missing) - len(failures):
         failures.append(f"{rest} of {len(cells)} cells have not ended yet.")
     rows = list({cell.row.name: cell.row for cell in cells.values()}.values())
-    costs = {name: cost for part in reversed(parts) for name, cost in part.costs.items()}
-    facts = {
-        **first.facts,
-        **({"folders": ", ".join(map(str, (folder, *others)))} if others else {}),
-    }
-    searches = [search for part in parts for search in part.searches]
+    costs = {n: RowCost(**c) for part in reversed(parts) for n, c in part.about["costs"].items()}
+    facts: dict[str, str] = dict(first.about["facts"])
+    if others:
+        facts["folders"] = ", ".join(map(str, (folder, *others)))
     return AblationReport(
-        first.title, first.recipe, collect_rows(rows, results, costs), list(cells.values()), facts,
-        failures, searches,
+        first.about["title"], first.about["recipe"], collect_rows(rows, results, costs),
+        list(cells.values()), facts, failures, [each for part in parts for each in part.searches],
     )  # fmt: skip
 
 
-class _Folder(NamedTuple):
-    """What the folder of an ablation says.
-
-    Args:
-        title: The heading of its report.
-        recipe: The recipe that every cell trains.
-        settings: What all cells have in common.
-        facts: What was run, by the name of each fact.
-        costs: What the rows cost.
-        cells: The cells, each row with the rates that were chosen.
-        searches: The search for rates, where there was one.
-    """
-
-    title: str
-    recipe: str
-    settings: dict[str, Any]
-    facts: dict[str, str]
-    costs: dict[str, RowCost]
-    cells: list[Cell]
-    searches: list[SearchResult]
-
-
-def _read_folder(folder: Path) -> _Folder:
-    claim, folder = read_claim(folder), folder.absolute()
-    about = _read_about(folder)
-    if about is None:
+def _read_folder(directory: Path) -> _Stored:
+    """Returns what the folder of an ablation holds."""
+    content, about = read_claim(directory), read_about(directory)
+    if not about:
         raise UserError(
-            f"{folder} is of an ablation that has not begun, or of an older release: start the "
+            f"{directory} is of an ablation that has not begun, or of an older release: start the "
             "same command again"
         )
-    costs = {name: RowCost(**cost) for name, cost in about["costs"].items()}
-    searches = _read_searches(claim.rows, claim.base, folder) if claim.is_tuned else []
-    cells = plan_cells(choose_rates(claim.rows, searches), claim.base, about["seeds"], folder)
-    values = (about["title"], about["recipe"], claim.settings, about["facts"])
-    return _Folder(*values, costs, cells, searches)
+    rows = [AblationRow(*row) for row in content.pop("rows")]
+    fields = {name: value for name, value in content.items() if name not in (*_BESIDE, "task")}
+    base = find_task(content["task"]).Config(**fields, encoding="none", absolute="keep", seed=0)
+    folder = directory.absolute()
+    searches = _read_searches(rows, base, folder) if content.get("tune") else []
+    cells = plan_cells(choose_rates(rows, searches), base, about["seeds"], folder)
+    return _Stored({"tune": False, **content}, about, cells, searches)
 
 
-def _read_searches(
-    rows: Sequence[AblationRow], base: RunConfig, folder: Path
-) -> list[SearchResult]:
-    """Returns what the trials in a folder found."""
+def _read_searches(rows: Sequence[AblationRow], base: RunConfig, folder: Path) -> list[Search]:
+    """Returns the searches of an ablation with what the trials in its folder found."""
     searches = plan_searches(rows, base)
     trials = [read_result(cell) for cell in plan_trials(searches, base, folder)]
     return collect_searches(searches, [trial for trial in trials if trial is not None])
 
 
-def _read_about(folder: Path) -> dict[str, Any] | None:
-    """Returns what a folder's report says beside the results, if it has begun."""
-    path = folder / _ABOUT
-    if not path.is_file():
-        return None
+def _check(
+    cells: Sequence[Cell], trials: Sequence[Cell], task: Task, train: Images, val: Images
+) -> dict[str, str]:
+    """Returns what will run, by the name of each fact, or raises an error for what cannot."""
+    if make_accelerator(cells[0].config.precision).num_processes > 1:
+        raise UserError("an ablation starts processes of its own: start it without torchrun")
+    config: RunConfig = task.config
+    counts, notes = list[int](), dict.fromkeys((*train.notes, *val.notes))
+    configs = configs_of_rows(cells, config)
+    for each in configs.values():
+        plan, own = plan_batches(each, len(train), 1), make_task(each)
+        model = own.build()
+        build_optimizer(own.groups(model), each)
+        counts.append(sum(parameter.numel() for parameter in model.parameters()))
+        notes |= dict.fromkeys([plan.note] if plan.note else [])
+    seeds = len(cells) // len(configs)
+    has_tables = any(learns_tables(each.encoding) for each in configs.values())
+    rate = FACTORS_TEXT if trials else f"{config.table_lr:g}" if has_tables else ""
+    facts = {
+        "model": f"{config.title}, {min(counts):,} to {max(counts):,} parameters",
+        "rows": ", ".join(configs),
+        **describe_data(config, train, val),
+        "augmentation": describe_augmentation(config),
+        "budget": f"{seeds} seed{'s' * (seeds > 1)}, {describe_budget(config, rate)}",
+    }
+    if notes:
+        facts["note"] = "; ".join(notes)
+    if trials:
+        facts["search"] = _check_trials(trials)
+    return facts
+
+
+def _check_trials(trials: Sequence[Cell]) -> str:
+    """Returns what is searched, in words, or raises an error if there are too few images."""
+    task = task_of(trials[0])
+    train, held_out = task.open("train", None, silent), task.open("val", AS_TRAINED, silent)
     try:
-        return dict(json.loads(path.read_text()))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}): remove it, and start again") from error
-
-
-def _run(group: CellGroup, executor: Executor, listen: Listener) -> Outcome:
-    listen(Event("cells", result=group))
-    return run_cells(group.cells, executor, listen)
+        plan_batches(trials[0].config, len(train), 1)
+    except ValueError as error:
+        raise UserError(f"--tune holds out {len(held_out)} training images: {error}") from error
+    return (
+        f"first {len(trials)} cells, trained on {len(train):,} training images and "
+        "evaluated on the others: the rate of tables, or of a learned absolute encoding"
+    )

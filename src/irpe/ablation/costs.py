@@ -23,19 +23,12 @@ _MOST_TRIES = 3
 
 @dataclass(frozen=True)
 class RowCost:
-    """What a row costs in training.
-
-    Args:
-        parameters: The number of learned parameters.
-        macs: Multiply-accumulates for one image.
-        step: CPU seconds of a forward and a backward pass over a batch, the best of some rounds.
-        noise: By how much two measurements of the step differ, relative to that of the other rows.
-    """
+    """What a row costs in training."""
 
     parameters: int
-    macs: int
-    step: float
-    noise: float = 0.0
+    macs: int  # for one image
+    step: float  # CPU seconds of a forward and a backward pass over a batch, the best of some
+    noise: float = 0.0  # by how much two measurements differ, relative to those of the other rows
 
     @property
     def is_noisy(self) -> bool:
@@ -44,14 +37,10 @@ class RowCost:
 
 
 def configs_of_rows(cells: Sequence[Cell], config: RunConfig) -> dict[str, RunConfig]:
-    """Returns the configuration of each row, with the classes of the data.
-
-    Args:
-        cells: The cells.
-        config: A configuration with the classes.
-    """
-    found = {cell.row.name: cell.config for cell in reversed(cells)}
-    return {name: found[name].replace(classes=config.classes) for name in list(found)[::-1]}
+    """Returns the configuration of each row's first cell, with the classes of another one."""
+    names = dict.fromkeys(cell.row.name for cell in cells)
+    first = {cell.row.name: cell.config for cell in reversed(cells)}
+    return {name: first[name].replace(classes=config.classes) for name in names}
 
 
 def measure_row_costs(
@@ -60,11 +49,6 @@ def measure_row_costs(
     """Returns what the rows cost; steps have one thread and take turns.
 
     They are timed twice, and once more where the ratios of the two differ: the machine was busy.
-
-    Args:
-        configs: The configuration of each row, of which none is running.
-        task: A task with the same images.
-        rounds: How many steps of each row are timed in a measurement.
     """
     accelerator = make_accelerator(device="cpu")
     tasks = {name: make_task(config) for name, config in configs.items()}

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from irpe.ablation.rows import AblationRow
 from irpe.errors import UserError
@@ -11,26 +11,12 @@ from irpe.files import clean_name, free_name, write_text
 from irpe.train.config import RunConfig
 
 FILE = "ablation.json"  # what the folder is for
-
-
-class ClassedImages(Protocol):
-    """Images of some classes."""
-
-    @property
-    def classes(self) -> Sequence[str]:
-        """The names of the classes."""
-        ...
-
-    def __len__(self) -> int: ...
+_ABOUT = "about.json"  # what the report says beside the results
+_OF_ROWS = ("encoding", "absolute", "seed", "sha256")
 
 
 def default_folder(data: str, rows: str) -> Path:
-    """Returns where an ablation is stored if the user names no folder.
-
-    Args:
-        data: The data, as in a configuration.
-        rows: What the rows are called together.
-    """
+    """Returns where an ablation of data and named rows is stored if the user names no folder."""
     return Path("runs") / clean_name(f"ablation-{Path(data).name}-{rows}")
 
 
@@ -38,19 +24,13 @@ def claim_folder(
     directory: Path,
     rows: Sequence[AblationRow],
     base: RunConfig,
-    data: tuple[ClassedImages, ClassedImages],
+    data: Sequence[Any],
     is_tuned: bool = False,
 ) -> None:
     """Writes what a folder is for, or raises an error if it is for another ablation.
 
-    The number of seeds may differ: more seeds continue an ablation.
-
-    Args:
-        directory: The folder.
-        rows: What is compared.
-        base: The budget of every cell.
-        data: The images to train on, and those to evaluate on.
-        is_tuned: Whether the rates of tables are searched.
+    The number of seeds may differ: more seeds continue an ablation. `data` are the sources of the
+    images to train on and to evaluate on.
     """
     settings = json.loads(base.replace(encoding="none", absolute="keep", seed=0).to_json())
     own: dict[str, Any] = {
@@ -74,40 +54,22 @@ def claim_folder(
         )
 
 
-class Claim(NamedTuple):
-    """What a folder is for.
-
-    Args:
-        rows: What is compared.
-        base: The budget of every cell.
-        is_tuned: Whether the rates of tables are searched.
-        settings: All of it but the rows, as the file has it.
-    """
-
-    rows: list[AblationRow]
-    base: Any
-    is_tuned: bool
-    settings: dict[str, Any]
+def write_about(directory: Path, about: dict[str, Any]) -> None:
+    """Writes what the report says beside the results."""
+    write_text(directory / _ABOUT, json.dumps(about, indent=1) + "\n")
 
 
-def find_claim(directory: Path) -> Path:
-    """Returns the file that says what a folder is for, or raises an error if there is none."""
-    path = directory / FILE
-    if not path.is_file():
-        raise UserError(f"{directory} is not the folder of an ablation: it has no {FILE}")
-    return path
+def read_about(directory: Path) -> dict[str, Any]:
+    """Returns what the report says beside the results; nothing before it has begun."""
+    path = directory / _ABOUT
+    return _read(path) if path.is_file() else {}
 
 
-def read_claim(directory: Path) -> Claim:
+def read_claim(directory: Path) -> dict[str, Any]:
     """Returns what a folder is for, or raises an error if it is not one of an ablation."""
-    content = _read(find_claim(directory))
-    rows = [AblationRow(*row) for row in content.pop("rows")]
-    settings = {name: value for name, value in content.items() if name not in _BESIDE}
-    from irpe.train.config import find_task  # here, because it brings torch
-
-    fields: dict[str, Any] = {**settings, "encoding": "none", "absolute": "keep", "seed": 0}
-    config: Any = find_task(fields.pop("task")).Config
-    return Claim(rows, config(**fields), content.get("tune", False), {"tune": False, **content})
+    if not (directory / FILE).is_file():
+        raise UserError(f"{directory} is not the folder of an ablation: it has no {FILE}")
+    return _read(directory / FILE)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -115,9 +77,5 @@ def _read(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError, RecursionError) as error:
         raise UserError(
-            f"{path} is damaged ({error}): remove {path.parent}, or choose another --output"
+            f"{path} is damaged ({error}): remove it, and start the same command again"
         ) from error
-
-
-_BESIDE = ("images", "names of classes", "tune")  # beside the fields of a configuration
-_OF_ROWS = ("encoding", "absolute", "seed", "sha256")

@@ -5,19 +5,16 @@ import dataclasses
 import html
 import io
 import json
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
-
-import torch
 
 from irpe.ablation.answer import Answer, answer, changed_settings, comparable, find_reference
 from irpe.ablation.cells import Cell
-from irpe.ablation.machine import describe_machine
 from irpe.ablation.statistics import RowResult, compare, digits_of, unmoved
-from irpe.ablation.tuning import SEEDS, SearchResult, search_as_json, tuning_table
+from irpe.ablation.tuning import SEEDS, Search, tuning_table
 from irpe.ablation.verdicts import Difference
 from irpe.errors import UserError
 from irpe.files import write_text
@@ -40,8 +37,8 @@ _COLUMNS = (
 )
 _SEARCH = (
     "The search for learning rates, as multiples of the model's: {} on held-out training images{}, "
-    f"means of {SEEDS} seeds. The best{{}} was chosen; no test image was used. Other rows have "
-    "nothing to search a rate for."
+    f"means of {SEEDS} seeds. The best was chosen; no test image was used. Other rows have nothing "
+    "to search a rate for."
 )
 
 
@@ -77,7 +74,7 @@ class AblationReport:
     cells: Sequence[Cell]
     facts: dict[str, str]
     failures: Sequence[str] = ()
-    searches: Sequence[SearchResult] = ()
+    searches: Sequence[Search] = ()
 
     @property
     def config(self) -> RunConfig:
@@ -118,13 +115,7 @@ class AblationReport:
         ]
 
     def compare(self, row: str, other: str, shift: int = 0) -> Difference:
-        """Returns how much better a row is than another one, with its 95 % interval and verdict.
-
-        Args:
-            row: The name of a row.
-            other: The name of the row that it is compared with.
-            shift: How far the test images are moved, in patches.
-        """
+        """Returns how much better a row is than another one, by their names, as a value."""
         return compare(self._row(row), self._row(other), shift)
 
     def figure(self) -> Any:
@@ -135,11 +126,8 @@ class AblationReport:
 
     def _repr_html_(self) -> str:
         """Returns a table and a figure, for notebooks."""
-        head, _, *lines = markdown_table(self.rows).splitlines()
-        cells = [
-            [html.escape(c.strip()) for c in line.strip("|").split("|")] for line in (head, *lines)
-        ]
-        rows = "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in cells)
+        lines = [map(html.escape, line) for line in table_lines(self.rows)]
+        rows = "".join(f"<tr><td>{'</td><td>'.join(line)}</td></tr>" for line in lines)
         words = "".join(f"<li>{html.escape(line)}</li>" for line in self.lines())
         image = io.BytesIO()
         self.figure().savefig(image, format="png")
@@ -156,24 +144,33 @@ class AblationReport:
         """Writes report.md, results.json and the figures to a folder."""
         directory.mkdir(parents=True, exist_ok=True)
         write_text(directory / "results.json", json.dumps(self.as_json(), indent=2) + "\n")
-        for name, figure in self._figures().items():
-            save_figure(figure, directory / f"{name}.png")
+        measure = self.rows[0].measure
+        first = {cell.row.name: cell.directory for cell in reversed(self.cells)}
+        runs = {
+            row.name: read_metrics(first[row.name])
+            for row in self.rows if (first[row.name] / "metrics.csv").is_file()
+        }  # fmt: skip
+        save_figure(self.figure(), directory / f"{measure.key}.png")
+        save_figure(plot_training(runs, measure), directory / "curves.png")
         write_text(directory / "report.md", self.as_markdown())
 
     def as_markdown(self) -> str:
         """Returns the report as text."""
-        versions = ", ".join(f"{name} {value}" for name, value in self._versions().items())
-        first = self.rows[0]
+        machine = self.rows[0].results[0].machine
+        versions = ", ".join(f"{name} {value}" for name, value in machine.items())
+        moves = "".join(f" / moved by {shift}" for shift in self.rows[0].shifts[1:])
+        measure = self.rows[0].measure
+        search = _SEARCH.format(measure.name, f" as they are{moves}" if moves else "")
         parts = [
             f"# {self.title}",
-            "\n".join(f"- {line}" for line in self.lines()),
+            _bullets(self.lines()),
             markdown_table(self.rows),
-            legend(first),
-            "\n".join(f"- {sentence}" for sentence in sentences(self.rows)),
-            *([_search(first), tuning_table(self.searches)] if self.searches else []),
-            "\n".join(f"- {name}: {text}" for name, text in self.facts.items()),
+            legend(self.rows[0]),
+            _bullets(sentences(self.rows)),
+            *([search, tuning_table(self.searches)] if self.searches else []),
+            _bullets(f"{name}: {text}" for name, text in self.facts.items()),
             f"The same budget for every row; {versions}. Figures beside this file: "
-            f"`{first.measure.key}.png`, `curves.png`; all values: `results.json`.",
+            f"`{measure.key}.png`, `curves.png`; all values: `results.json`.",
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -182,7 +179,7 @@ class AblationReport:
         settings = {
             **dataclasses.asdict(self.config),
             "encoding": "by row", "absolute": "by row", "seed": "by cell",
-            **{result.search.field: "by row" for result in self.searches},
+            **{search.field: "by row" for search in self.searches},
         }  # fmt: skip
         return {
             "title": self.title,
@@ -190,32 +187,15 @@ class AblationReport:
             "choice": self.answer().choice,
             "rows": [_row_as_json(row) for row in self.rows],
             "sentences": sentences(self.rows),
-            "search": [search_as_json(result) for result in self.searches],
+            "search": [search.as_json() for search in self.searches],
             "facts": self.facts,
             "settings": settings,
-            "versions": self._versions(),
+            "versions": dict(self.rows[0].results[0].machine),
         }
 
-    def _figures(self) -> dict[str, Any]:
-        names = {row.name for row in self.rows}
-        first = {c.row.name: c for c in reversed(self.cells) if (c.directory / _TABLE).is_file()}
-        runs = {name: read_metrics(first[name].directory) for name in names if name in first}
-        measure = self.rows[0].measure
-        return {measure.key: self.figure(), "curves": plot_training(runs, measure)}
 
-    def _versions(self) -> dict[str, str]:
-        """Returns what the first cell ran on, or for older results this machine."""
-        return dict(self.rows[0].results[0].machine) or describe_machine(torch.device("cpu"))
-
-
-_TABLE = "metrics.csv"
-
-
-def _search(row: RowResult) -> str:
-    """Returns what the table of a search shows."""
-    moves = "".join(f" / moved by {shift}" for shift in row.shifts[1:])
-    shown = f" as they are{moves}" if moves else ""
-    return _SEARCH.format(row.measure.name, shown, " as they are" if moves else "")
+def _bullets(lines: Iterable[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def sentences(rows: Sequence[RowResult]) -> list[str]:
@@ -224,55 +204,57 @@ def sentences(rows: Sequence[RowResult]) -> list[str]:
     others = [row for row in comparable(rows) if row is not reference]
     count = reference.results[0].scores[0].num_images
     seeds = min(len(row.results) for row in rows)
-    text = [
+    about = (
         f"{count:,} test images, {seeds} seed{'s' * (seeds > 1)}. The number after ± is half the "
         "95 % interval of a difference, over seeds and test images together. Rows differ where it "
         "leaves 0 out, as one comparison in twenty does by chance alone. All else is called a tie."
-    ]
+    )
     if seeds < 2:
-        return [*text, "One seed: how much seeds differ is not known, so no difference is claimed."]
+        return [about, "One seed: how much seeds differ is not known, so no difference is claimed."]
     if reference.is_at_chance:
-        return [
-            *text,
-            f"{reference.name} has not left chance, so that nothing is compared with it.",
-        ]
-    return text + [_comparison(others, reference, s) for s in reference.shifts if others]
+        text = f"{reference.name} has not left chance, so that nothing is compared with it."
+        return [about, text]
+    return [about, *(_comparison(others, reference, s) for s in reference.shifts if others)]
 
 
 def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -> str:
     moved = f"Images moved by {shift} patch{'es' * (shift > 1)}"
-    where, digits = moved if shift else unmoved(reference), digits_of(reference.measure)
+    where, digits = moved if shift else unmoved(reference), reference.digits
     judged = {row.name: compare(row, reference, shift) for row in others}
     found: list[str] = []
     for verdict, words in _VERDICTS.items():
-        names = [
-            f"{name} ({each.text(digits)})"
-            for name, each in judged.items()
-            if each.verdict == verdict
-        ]
-        if names:
-            found.append(f"{words} {reference.name}: {', '.join(names)}")
+        alike = {name: each for name, each in judged.items() if each.verdict == verdict}
+        if alike:
+            names = ", ".join(f"{name} ({each.text(digits)})" for name, each in alike.items())
+            found.append(f"{words} {reference.name}: {names}")
     return f"{where}: {'; '.join(found)}."
 
 
 def markdown_table(rows: Sequence[RowResult]) -> str:
     """Returns the final table."""
+    head, *lines = table_lines(rows)
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
+
+
+def table_lines(rows: Sequence[RowResult], is_whole: bool = True) -> list[list[str]]:
+    """Returns the headings of the final table and a line for each row; narrow unless whole."""
     cheapest, first = min(row.cost.step for row in rows), rows[0]
-    second = first.results[0].scores[0].measures[1:2]
-    moved = [f"moved by {shift}" for shift in first.shifts[1:]]
-    costs = ["effect", "parameters", "MACs (M)", "step"]
-    head = ["", first.measure.name, *moved, *(measure.name for measure in second), *costs]
-    lines: list[str] = []
+    seconds = first.results[0].scores[0].measures[1:2] if is_whole else ()
+    moved = [f"moved by {shift}" if is_whole else f"moved {shift}" for shift in first.shifts[1:]]
+    costs = ["parameters", "MACs (M)", "ms"] if is_whole else []
+    lines = [["", first.measure.name, *moved, *(m.name for m in seconds), "effect", "step", *costs]]
     for row in rows:
-        found = [r.scores[0].details for r in row.results]
-        beside = [f"{statistics.fmean(of[m.key] for of in found):.{digits_of(m)}f}" for m in second]
-        scores = [row.text(shift) for shift in row.shifts]
-        step = f"{1e3 * row.cost.step:.0f} ms ({row.cost.step / cheapest:.2f}x)"
-        size = [f"{row.cost.parameters:,}", f"{row.cost.macs / 1e6:.2f}"]
-        lines.append(" | ".join([row.name, *scores, *beside, effect_text(row), *size, step]))
-    heading = "|" + "|".join(f" {name} " if name else " " for name in head) + "|"
-    body = [f"| {line} |" for line in lines]
-    return "\n".join([heading, "| --- |" + " ---: |" * (len(head) - 1), *body])
+        found = [result.scores[0].details for result in row.results]
+        beside = [f"{fmean(of[m.key] for of in found):.{digits_of(m)}f}" for m in seconds]
+        effect = "" if row.effect is None else f"{row.effect:.1%}" + (" (!)" if row.is_idle else "")
+        cost = row.cost
+        costs = [f"{cost.parameters:,}", f"{cost.macs / 1e6:.2f}", f"{1e3 * cost.step:.0f}"]
+        lines.append([
+            row.name, *map(row.text, row.shifts), *beside, effect, f"{cost.step / cheapest:.2f}x",
+            *(costs if is_whole else []),
+        ])  # fmt: skip
+    return lines
 
 
 def legend(row: RowResult) -> str:
@@ -281,11 +263,6 @@ def legend(row: RowResult) -> str:
     if len(row.shifts) > 1:
         return f"{row.measure.name}{unit}: {_SEEDS}. {_MOVED} {_COLUMNS}"
     return f"{row.measure.name}{unit}: {_SEEDS}. {_COLUMNS}"
-
-
-def effect_text(row: RowResult) -> str:
-    """Returns the effect of a row's encoding; nothing where it has none."""
-    return "" if row.effect is None else f"{row.effect:.1%}" + (" (!)" if row.is_idle else "")
 
 
 def _of_images(values: Sequence[float]) -> str | list[float]:

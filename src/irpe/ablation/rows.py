@@ -1,13 +1,9 @@
 """What `irpe ablate` compares: a default, the paper's tables, or rows of the user's own."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from irpe.errors import UserError, check_choice
-
-if TYPE_CHECKING:
-    from irpe.models.paper import PaperRow
 
 MODERN = "modern"  # the table of what backbones of today have
 BUCKETS = "buckets"
@@ -78,12 +74,7 @@ def modern_rows(side: int) -> list[AblationRow]:
 
 
 def check_rows(rows: Sequence[AblationRow], seeds: int) -> None:
-    """Raises an error for rows that have one name, or too few seeds.
-
-    Args:
-        rows: What is compared.
-        seeds: How many runs each row gets.
-    """
+    """Raises an error for rows that have one name, or too few seeds."""
     if seeds < 1:
         raise UserError(f"seeds = {seeds} must be at least 1")
     names = [row.name for row in rows]
@@ -94,7 +85,8 @@ def check_rows(rows: Sequence[AblationRow], seeds: int) -> None:
 
 def has_directions(rows: Sequence[AblationRow]) -> bool:
     """Returns whether an encoding knows directions, so that mirrored images would mislead it."""
-    return any(_is_directed(row.encoding) for row in rows)
+    of_distance = ("none", "euclidean", "quantization", "alibi")
+    return not all(row.encoding.startswith(of_distance) for row in rows)
 
 
 def choose_rows(
@@ -102,40 +94,30 @@ def choose_rows(
 ) -> tuple[str, str, list[AblationRow]]:
     """Returns a title, a short name, and the rows that a user asked for.
 
-    Args:
-        table: A table of the paper, "buckets" for its Fig. 3, or "modern".
-        texts: Rows of the user's own, as `parse_row` takes them.
-        side: The patches along a side of an image.
+    That is a table, or rows of one's own, as `parse_row` takes them; `side` are the patches along a
+    side of an image.
     """
     if table is not None and texts:
         raise UserError("--table and --row cannot be combined")
     if texts:
         rows = [parse_row(text) for text in texts]
         return "Ablation", "-".join(row.name for row in rows), rows
-    match table:
-        case None:
-            return "Ablation", "default", default_rows()
-        case "modern":
-            return "Encodings of today's backbones", MODERN, modern_rows(side)
-        case "buckets":
-            return "Number of buckets (the paper's Fig. 3)", BUCKETS, bucket_rows()
-        case _:
-            return f"The rows of the paper's Table {table}", f"table-{table}", table_rows(table)
+    if table is None:
+        return "Ablation", "default", default_rows()
+    if table == MODERN:
+        return "Encodings of today's backbones", MODERN, modern_rows(side)
+    if table == BUCKETS:
+        return "Number of buckets (the paper's Fig. 3)", BUCKETS, table_rows(BUCKETS)
+    return f"The rows of the paper's Table {table}", f"table-{table}", table_rows(table)
 
 
 def table_rows(table: str) -> list[AblationRow]:
-    """Returns the rows of the paper's Table 1, 2, 3 or 4."""
-    from irpe.models.paper import TABLES  # here, because it brings torch
+    """Returns the rows of the paper's Table 1, 2, 3 or 4, or of its Fig. 3 ("buckets")."""
+    from irpe.models.paper import FIGURE_3, TABLES  # here, because it brings torch
 
     check_choice("--table", table, [*map(str, TABLES), BUCKETS, MODERN])
-    return _of_paper(TABLES[int(table)])
-
-
-def bucket_rows() -> list[AblationRow]:
-    """Returns the numbers of buckets of the paper's Fig. 3."""
-    from irpe.models.paper import FIGURE_3
-
-    return _of_paper(FIGURE_3)
+    rows = FIGURE_3 if table == BUCKETS else TABLES[int(table)]
+    return [AblationRow(row.name, row.encoding, row.absolute) for row in rows]
 
 
 def parse_row(text: str) -> AblationRow:
@@ -149,12 +131,3 @@ def parse_row(text: str) -> AblationRow:
     check_choice(f"--row {text!r}: absolute", absolute or "none", ("keep", "none", "sinusoid"))
     parse_encoding(encoding)
     return AblationRow(name, encoding, absolute or "none")
-
-
-def _is_directed(encoding: str) -> bool:
-    """Returns whether an encoding is not a function of the distance alone."""
-    return not encoding.startswith(("none", "euclidean", "quantization", "alibi"))
-
-
-def _of_paper(rows: "Iterable[PaperRow]") -> list[AblationRow]:
-    return [AblationRow(row.name, row.encoding, row.absolute) for row in rows]

@@ -17,17 +17,10 @@ from irpe.train.task import Measure
 
 @dataclass(frozen=True)
 class RowResult:
-    """A row with all its seeds.
-
-    Args:
-        name: Its name.
-        results: One for each seed.
-        cost: What it costs.
-        row: What it is.
-    """
+    """A row with all its seeds."""
 
     name: str
-    results: tuple[CellResult, ...]
+    results: tuple[CellResult, ...]  # one for each seed
     cost: RowCost
     row: AblationRow
 
@@ -35,6 +28,11 @@ class RowResult:
     def measure(self) -> Measure:
         """What is compared."""
         return self.results[0].scores[0].measure
+
+    @property
+    def digits(self) -> int:
+        """How many digits after the point a mean score is worth."""
+        return digits_of(self.measure)
 
     @property
     def shifts(self) -> tuple[int, ...]:
@@ -104,7 +102,7 @@ class RowResult:
 
     def text(self, shift: int = 0) -> str:
         """Returns the mean, ± the spread of the seeds, in brackets the error over the images."""
-        spread, error, digits = self.spread(shift), self.error(shift), digits_of(self.measure)
+        spread, error, digits = self.spread(shift), self.error(shift), self.digits
         seeds = "" if spread is None else f"±{spread:.{digits}f}"
         images = "" if error is None else f" ({error:.{digits}f})"
         return f"{self.mean(shift):.{digits}f}{seeds}{images}"
@@ -113,13 +111,7 @@ class RowResult:
 def collect_rows(
     rows: Sequence[AblationRow], results: Sequence[CellResult], costs: Mapping[str, RowCost]
 ) -> list[RowResult]:
-    """Returns the results by row; a row without any is left out.
-
-    Args:
-        rows: The rows.
-        results: What their cells found.
-        costs: What the rows cost, by name.
-    """
+    """Returns the results by row; a row without any is left out."""
     found = {row.name: tuple(r for r in results if r.row == row.name) for row in rows}
     return [
         RowResult(row.name, found[row.name], costs[row.name], row)
@@ -139,13 +131,7 @@ def digits_of(measure: Measure) -> int:
 
 
 def compare(row: RowResult, other: RowResult, shift: int = 0) -> Difference:
-    """Returns how much better a row is than another, with its interval and verdict.
-
-    Args:
-        row: A row.
-        other: The row that it is compared with.
-        shift: How far the test images are moved.
-    """
+    """Returns how much better a row is than another, with its interval and verdict."""
     error, count = paired_error(row, other, shift)
     higher = row.measure.higher_is_better
     return judge(row.scores(shift), other.scores(shift), error, count, higher)
@@ -166,11 +152,7 @@ def find_seeds(row: RowResult, other: RowResult) -> int | None:
 
 
 def find_probabilities(rows: Sequence[RowResult]) -> list[float]:
-    """Returns how probable it is that each row is the best one on images as they are.
-
-    Args:
-        rows: The rows, with two seeds at least.
-    """
+    """Returns how probable it is that each of these rows, with two seeds at least, is the best."""
     sign = 1 if rows[0].measure.higher_is_better else -1
     values = [row.values() for row in rows]
     covariance = np.zeros((len(rows), len(rows)))

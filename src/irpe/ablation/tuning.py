@@ -6,10 +6,10 @@ four fifths of the training images and is evaluated on the others; no test image
 """
 
 import dataclasses
-import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -29,46 +29,22 @@ _RATES = {"table_lr": "tables", "absolute_lr": "absolute encoding"}
 
 @dataclass(frozen=True)
 class Search:
-    """The rate that is searched for a row.
-
-    Args:
-        row: The row.
-        field: The field of the configuration, "table_lr" or "absolute_lr".
-    """
+    """The rate that is searched for a row, and what was found."""
 
     row: AblationRow
-    field: str
-
-    @property
-    def meaning(self) -> str:
-        """What the rate is for."""
-        return _RATES[self.field]
+    field: str  # of the configuration: "table_lr" or "absolute_lr"
+    tried: Mapping[float, Sequence[CellResult]] = dataclasses.field(
+        default_factory=dict[float, Any]
+    )
 
     def candidates(self) -> dict[float, AblationRow]:
         """Returns the row at each factor, under a name of its own."""
-        return {
-            factor: dataclasses.replace(
-                self.row, name=f"{self.row.name} x{factor:g}", rates={self.field: factor}
-            )
-            for factor in FACTORS
-        }
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """What a search found.
-
-    Args:
-        search: What was searched.
-        tried: The trials of each factor, one for each seed.
-    """
-
-    search: Search
-    tried: dict[float, tuple[CellResult, ...]]
+        names = {factor: f"{self.row.name} x{factor:g}" for factor in FACTORS}
+        return {f: replace(self.row, name=names[f], rates={self.field: f}) for f in FACTORS}
 
     def mean(self, factor: float, shift: int = 0) -> float:
         """Returns the mean score of a factor on the held-out images."""
-        return statistics.mean(result.score(shift).value for result in self.tried[factor])
+        return fmean(result.score(shift).value for result in self.tried[factor])
 
     @property
     def chosen(self) -> float | None:
@@ -79,11 +55,14 @@ class SearchResult:
         higher = self.tried[complete[0]][0].scores[0].measure.higher_is_better
         return (max if higher else min)(complete, key=self.mean)
 
-    @property
-    def row(self) -> AblationRow:
-        """The row with the rate that was chosen."""
-        rates = {} if self.chosen is None else {self.search.field: self.chosen}
-        return dataclasses.replace(self.search.row, rates=rates)
+    def as_json(self) -> dict[str, Any]:
+        """Returns what was tried, for json."""
+        tried = [
+            {"factor": factor, "seed": trial.seed,
+             trial.scores[0].measure.key: [score.value for score in trial.scores]}
+            for factor, of_seeds in self.tried.items() for trial in of_seeds
+        ]  # fmt: skip
+        return {"row": self.row.name, "rate": self.field, "chosen": self.chosen, "tried": tried}
 
 
 def plan_searches(rows: Sequence[AblationRow], base: RunConfig) -> list[Search]:
@@ -91,10 +70,6 @@ def plan_searches(rows: Sequence[AblationRow], base: RunConfig) -> list[Search]:
 
     That is the tables, or what else the encoding learns; a learned absolute encoding where there is
     no such thing. Beside tables it keeps the rate of the recipe.
-
-    Args:
-        rows: What is compared.
-        base: The budget of every cell.
     """
     found: list[Search] = []
     for row in rows:
@@ -114,78 +89,38 @@ def plan_searches(rows: Sequence[AblationRow], base: RunConfig) -> list[Search]:
 
 
 def plan_trials(searches: Sequence[Search], base: RunConfig, folder: Path) -> list[Cell]:
-    """Returns the cells of all searches, one seed after the other.
-
-    Args:
-        searches: The searches.
-        base: The budget of every cell.
-        folder: The folder of the ablation.
-    """
+    """Returns the cells of all searches, one seed after the other."""
     rows = [row for search in searches for row in search.candidates().values()]
     return plan_cells(rows, base, SEEDS, folder, HELD_OUT)
 
 
-def collect_searches(
-    searches: Sequence[Search], results: Sequence[CellResult]
-) -> list[SearchResult]:
-    """Returns what the searches found.
-
-    Args:
-        searches: The searches.
-        results: What the trials found.
-    """
+def collect_searches(searches: Sequence[Search], results: Sequence[CellResult]) -> list[Search]:
+    """Returns the searches with what their trials found."""
     return [
-        SearchResult(
-            search,
-            {
-                factor: tuple(result for result in results if result.row == row.name)
-                for factor, row in search.candidates().items()
-            },
-        )
+        replace(search, tried={
+            factor: [result for result in results if result.row == row.name]
+            for factor, row in search.candidates().items()
+        })
         for search in searches
-    ]
+    ]  # fmt: skip
 
 
-def choose_rates(rows: Sequence[AblationRow], found: Sequence[SearchResult]) -> list[AblationRow]:
+def choose_rates(rows: Sequence[AblationRow], found: Sequence[Search]) -> list[AblationRow]:
     """Returns the rows, those that were searched with their best rate."""
-    best = {result.row.name: result.row for result in found}
-    return [best.get(row.name, row) for row in rows]
+    rates = {each.row.name: {each.field: each.chosen} for each in found if each.chosen is not None}
+    return [replace(row, rates=rates.get(row.name, row.rates)) for row in rows]
 
 
-def search_as_json(result: SearchResult) -> dict[str, Any]:
-    """Returns what was tried for a row, for json."""
-    return {
-        "row": result.search.row.name,
-        "rate": result.search.field,
-        "chosen": result.chosen,
-        "tried": [
-            {
-                "factor": factor,
-                "seed": trial.seed,
-                trial.scores[0].measure.key: [score.value for score in trial.scores],
-            }
-            for factor, of_seeds in result.tried.items()
-            for trial in of_seeds
-        ],
-    }
-
-
-def tuning_table(found: Sequence[SearchResult]) -> str:
+def tuning_table(found: Sequence[Search]) -> str:
     """Returns what was tried, as a table in Markdown: scores as they are / moved by 1 / by 2."""
-    head = "| rate of | " + " | ".join(f"x{factor:g}" for factor in FACTORS) + " | chosen |"
-    lines = [head, "| --- |" + " --- |" * (len(FACTORS) + 1)]
-    for result in found:
+    factors = [f"x{factor:g}" for factor in FACTORS]
+    lines = [["rate of", *factors, "chosen"], ["---"] * (len(factors) + 2)]
+    for search in found:
         scores = [
-            " / ".join(
-                f"{result.mean(factor, shift):.1f}"
-                for shift in (of_seeds[0].shifts if of_seeds else ())
-            )
-            for factor, of_seeds in result.tried.items()
-        ]
-        chosen = "as in the recipe" if result.chosen is None else f"x{result.chosen:g}"
-        lines.append(
-            f"| {result.search.row.name} ({result.search.meaning}) | "
-            + " | ".join([*scores, chosen])
-            + " |"
-        )
-    return "\n".join(lines)
+            " / ".join(f"{search.mean(factor, shift):.1f}" for shift in of_seeds[0].shifts)
+            if of_seeds else ""
+            for factor, of_seeds in search.tried.items()
+        ]  # fmt: skip
+        chosen = "as in the recipe" if search.chosen is None else f"x{search.chosen:g}"
+        lines.append([f"{search.row.name} ({_RATES[search.field]})", *scores, chosen])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -77,14 +77,9 @@ def judge(
     images: int,
     higher_is_better: bool = True,
 ) -> Difference:
-    """Returns how much better some scores are than others.
+    """Returns how much better some scores are than others, both with one for each seed.
 
-    Args:
-        own: A score for each seed.
-        other: Those of the row that it is compared with.
-        image_error: The standard error of the difference of the means over the test images.
-        images: The number of test images.
-        higher_is_better: Whether higher scores are better.
+    `image_error` is the standard error of the difference of the means over that many test images.
     """
     value, seeds = fmean(own) - fmean(other), min(len(own), len(other))
     if seeds < 2:
@@ -99,16 +94,8 @@ def seeds_to_settle(
 ) -> int | None:
     """Returns how many seeds would settle a tie, if means and noise stay as they are.
 
-    Args:
-        own: A score for each seed, two at least.
-        other: Those of the row that it is compared with.
-        image_error: The standard error of the difference over the test images, which seeds do not
-            reduce.
-        images: The number of test images.
-
-    Returns:
-        The seeds of each row, or `None` if `MOST_SEEDS` are too few: then more test images, or
-        nothing, would settle it.
+    `None`: `MOST_SEEDS` are too few, as seeds do not reduce `image_error`; then more test images,
+    or nothing, would settle it.
     """
     value = abs(fmean(own) - fmean(other))
     for seeds in range(max(len(own), len(other)) + 1, MOST_SEEDS + 1):
@@ -131,14 +118,9 @@ def adjust(p_values: Sequence[float]) -> list[float]:
 def probabilities_of_best(
     scores: Sequence[Sequence[float]], covariance: np.ndarray, draws: int = 20_000
 ) -> list[float]:
-    """Returns how probable it is that each row has the highest expected score.
+    """Returns how probable it is that each row, a score for each seed, has the highest expectation.
 
     The seeds of all rows are taken to vary alike, so that two of each are enough for an estimate.
-
-    Args:
-        scores: For each row a score for each seed, two at least in one of them.
-        covariance: Of the rows' means over the test images.
-        draws: How often the expected scores are drawn.
     """
     freedom = sum(len(row) - 1 for row in scores)
     pooled = sum(variance(row) * (len(row) - 1) for row in scores if len(row) > 1) / freedom

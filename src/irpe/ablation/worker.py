@@ -34,19 +34,12 @@ class CellError(RuntimeError):
 
 @dataclass(frozen=True)
 class CellState:
-    """How far a cell is, as it says itself.
+    """How far a cell is, as it says itself."""
 
-    Args:
-        done: The steps done so far.
-        total: All steps.
-        pace: The seconds of a step, if known.
-        failure: Why it failed, if it did.
-    """
-
-    done: int = 0
+    done: int = 0  # steps
     total: int = 0
-    pace: float | None = None
-    failure: str = ""
+    pace: float | None = None  # seconds of a step
+    failure: str = ""  # why it failed, if it did
 
 
 def read_state(cell: Cell) -> CellState | None:
@@ -72,7 +65,10 @@ def run_here(cell: Cell) -> CellResult:
     """
     torch.set_num_threads(1)
     cell.directory.mkdir(parents=True, exist_ok=True)
-    _send_output_to_folder(cell)
+    file = os.open(cell.directory / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for stream in (1, 2):  # also what libraries print below Python
+        os.dup2(file, stream)
+    os.close(file)
     record = _Recorder(cell)
     try:
         return _when_free(lambda: run_cell(cell, record))
@@ -93,8 +89,8 @@ class CellProcess:
     """
 
     def __init__(self, device: str | None = None) -> None:
-        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        own["PYTHONPATH"] = os.pathsep.join(sys.path)
+        paths = os.pathsep.join(sys.path)
+        own = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": paths}
         own |= {} if device is None else {"CUDA_VISIBLE_DEVICES": device}
         self.process: Any = subprocess.Popen(
             [sys.executable, "-m", "irpe.ablation.worker"],
@@ -106,11 +102,7 @@ class CellProcess:
         self.cells, self.answers = self.process.stdin, self.process.stdout
 
     def run(self, cell: Cell) -> CellResult:
-        """Runs a cell and returns its result.
-
-        Raises:
-            CellError: It failed, or its process has ended.
-        """
+        """Runs a cell and returns its result, or raises a `CellError`."""
         with suppress(OSError, ValueError):  # it has ended, or was asked to
             pickle.dump(cell, self.cells)
             self.cells.flush()
@@ -127,11 +119,7 @@ class CellProcess:
 
 
 def run_apart(cell: Cell) -> CellResult:
-    """Runs a cell in a new process: safe in any thread of any program.
-
-    Raises:
-        CellError: It failed, or its process was ended.
-    """
+    """Runs a cell in a new process: safe in any thread of any program."""
     with closing(CellProcess()) as process:
         return process.run(cell)
 
@@ -156,20 +144,8 @@ def _ending(code: int) -> str:
     return f"its process was ended by {name}{hint}"
 
 
-def _send_output_to_folder(cell: Cell) -> None:
-    """Sends what this process prints to a file, also what libraries print below Python."""
-    file = os.open(cell.directory / OUTPUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
-    for stream in (1, 2):
-        os.dup2(file, stream)
-    os.close(file)
-
-
 class _Recorder:
-    """Writes how far a cell is to its folder.
-
-    Args:
-        cell: The cell.
-    """
+    """Listens, and writes how far a cell is to its folder."""
 
     def __init__(self, cell: Cell) -> None:
         self.cell, self.written = cell, 0.0

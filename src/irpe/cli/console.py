@@ -50,13 +50,7 @@ def facts_of(facts: Mapping[str, str]) -> list[str]:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> None:
-    """Prints a table; its first column is text, the others are numbers.
-
-    Args:
-        columns: The headings.
-        rows: One text for each column.
-        title: What the rows show.
-    """
+    """Prints a table; its first column is text, the others are numbers."""
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=index > 0)

@@ -33,11 +33,7 @@ def find_model(path: Path) -> Path:
 
 
 def load_model(path: Path) -> "nn.Module":
-    """Returns the model of a training run or of `irpe.save_equipped`, in eval mode.
-
-    Args:
-        path: The folder of a run, or of a saved model.
-    """
+    """Returns the model of a training run or of `irpe.save_equipped`, in eval mode."""
     path = find_model(path)
     if (path / RUN_FILE).is_file():
         from irpe.train.run import load_run

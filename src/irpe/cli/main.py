@@ -103,8 +103,9 @@ def _call(words: Sequence[str]) -> None:
 
 def understand(words: Sequence[str]) -> tuple[Callable[..., None], dict[str, Any]]:
     """Returns the function of the command that words name, and its arguments."""
-    from irpe.cli.parse import SETTINGS, UsageError, parse
+    from irpe.cli.parse import UsageError, parse
     from irpe.errors import did_you_mean
+    from irpe.train.config import SETTINGS
 
     table, name = COMMANDS, "irpe"
     if words[:1] == ["show"]:
@@ -123,16 +124,16 @@ def understand(words: Sequence[str]) -> tuple[Callable[..., None], dict[str, Any
 def _print_commands(name: str, table: Mapping[str, tuple[str, str]]) -> None:
     lines = [f"  {command:<15}{text}" for command, (_, text) in table.items()]
     if table is FIGURES:
-        about, runs = (
-            "Draw the figures of the paper, and of trained runs.",
-            list(table).index("weights"),
-        )
+        about, runs = COMMANDS["show"][1], list(table).index("weights")
         lines = ["of encodings:", *lines[:runs], "", "of trained runs:", *lines[runs:]]
+        examples = ("buckets product-contextual-k --grid 7x28", "weights runs/laptop photo.jpg")
     else:
         about = "Image relative position encodings for vision transformers."
         lines = ["commands:", *lines]
+        examples = ("ablate", "train laptop --encoding K --absolute none", "eval runs/laptop")
+    lines += ["", "examples:", *(f"  {name} {example}" for example in examples), ""]
     end = f"{name} COMMAND --help describes one; --debug shows where an error comes from."
-    print("\n".join([f"usage: {name} COMMAND [options]", "", about, "", *lines, "", end]))
+    print("\n".join([f"usage: {name} COMMAND [options]", "", about, "", *lines, end]))
 
 
 def _fail(error: Exception, is_debug: bool) -> NoReturn:

@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import inspect
 import json
-import re
 import shutil
 import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,17 +18,12 @@ from reprlib import repr as shortened
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from irpe.errors import UserError, check_choice, did_you_mean
-from irpe.train.config import SCHEDULE_PARTS, RunConfig
+from irpe.train.config import SCHEDULE_PARTS, SETTINGS, RunConfig
 
 C = TypeVar("C", bound=RunConfig)
 Command = Callable[..., None]
 Configure = Callable[..., tuple[RunConfig | None, str]]
 
-SETTINGS = (
-    "data", "encoding", "absolute", "epochs", "warmup_epochs", "batch_size", "image_size", "lr",
-    "table_lr", "model_args", "initial", "holdout", "precision", "workers", "seed",
-)  # fmt: skip
-_SHORT = {"output": "-o"}
 _SETTING, _SET = "setting:", "setting:others"  # what the results of options for settings begin with
 
 
@@ -97,7 +91,10 @@ def parse(
         if setting in by_option:
             raise UserError(f"--set {text}: {setting} is given twice")
         check_choice("setting", setting, known)
-        changes[setting] = _read_setting(config, setting, value)
+        try:
+            changes[setting] = _reader_of(get_type_hints(type(config))[setting])(value)
+        except argparse.ArgumentTypeError as error:
+            raise UserError(f"--set {setting}: {error}") from error
     own = {key: value for key, value in found.items() if not key.startswith(_SETTING)}
     return {**own, "config": config, "changes": changes}
 
@@ -165,7 +162,7 @@ def _refuse(
         setting = flag.lstrip("-").replace("-", "_")
         if setting in settings:
             parser.error(f"{flag} is not an option: write --set {setting}=...")
-        known = re.findall(r"--[a-z-]+", parser.format_help())
+        known = [flag for action in parser._actions for flag in action.option_strings]
         parser.error(f"{flag} is not an option{did_you_mean(flag, known, 0.75)}")
 
 
@@ -199,57 +196,44 @@ def _make_parser(
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name in ("config", "changes"):
             continue
-        hint, *texts = get_args(hints[parameter.name])
+        hint, text, *word = get_args(hints[parameter.name])
         if parameter.kind is parameter.KEYWORD_ONLY:
-            _add(parser, parameter.name, hint, *texts, default=parameter.default)
-        else:
-            texts = texts if is_whole else [argparse.SUPPRESS, texts[1]]
-            arguments.append(_add_argument(parser, parameter, hint, *texts))
+            _add(parser, parameter.name, hint, text, *word, default=parameter.default)
+            continue
+        is_required = parameter.default is parameter.empty
+        kind, is_list = _kind_of(hint)
+        count = ("+" if is_required else "*") if is_list else (None if is_required else "?")
+        parser.add_argument(
+            parameter.name, nargs=count, type=_READERS[kind][1], metavar=word[0],
+            default=None if is_required else parameter.default,
+            help=text if is_whole else argparse.SUPPRESS,
+        )  # fmt: skip
+        shown = word[0] + "..." * is_list
+        arguments.append(shown if is_required else f"[{shown}]")
     parser.usage = " ".join([name, *arguments, "[options]"])
     return parser
-
-
-def _add_argument(
-    parser: argparse.ArgumentParser, parameter: inspect.Parameter, hint: Any, text: str, word: str
-) -> str:
-    """Adds an argument without a flag, and returns it as the usage shows it."""
-    is_required = parameter.default is parameter.empty
-    kind, is_list = _kind_of(hint)
-    count = ("+" if is_required else "*") if is_list else (None if is_required else "?")
-    default = None if is_required else parameter.default
-    parser.add_argument(
-        parameter.name, nargs=count, type=_READERS[kind][1], default=default, help=text,
-        metavar=word,
-    )  # fmt: skip
-    word = f"{word}..." if is_list else word
-    return word if is_required else f"[{word}]"
 
 
 def _add(
     parser: Any, name: str, hint: Any, text: str, word: str = "", default: Any = None, **more: Any
 ) -> None:
-    """Adds an option; its help ends with its default in brackets."""
-    flags = [*filter(None, [_SHORT.get(name)]), _flag_of(name)]
+    """Adds an option; its help ends with its default in brackets.
+
+    The flags of `as_json` and `config_file` are --json and --config.
+    """
+    flag = "--" + name.removeprefix("as_").removesuffix("_file").replace("_", "-")
+    flags = ["-o", flag] if name == "output" else [flag]
     kind, is_list = _kind_of(hint)
-    more = {"dest": name, "default": default, **more}
     has_default = isinstance(default, str | int | float | Path) and default is not False
     if has_default and default != argparse.SUPPRESS:
         text = _with_default(text, str(default))
-    more["help"] = text.replace("%", "%%")
+    more = {"dest": name, "default": default, **more, "help": text.replace("%", "%%")}
     if kind is bool:
-        if default is False:
-            parser.add_argument(*flags, action="store_true", **more)
-        else:
-            parser.add_argument(*flags, action=argparse.BooleanOptionalAction, **more)
-        return
-    action = "append" if is_list else "store"
-    more |= {"type": _reader_of(hint), "metavar": word or _READERS[kind][0]}
-    parser.add_argument(*flags, action=action, **more)
-
-
-def _flag_of(name: str) -> str:
-    """Returns the flag of an option; `as_json` and `config_file` are --json and --config."""
-    return "--" + name.removeprefix("as_").removesuffix("_file").replace("_", "-")
+        more["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
+    else:
+        more |= {"type": _reader_of(hint), "metavar": word or _READERS[kind][0]}
+        more["action"] = "append" if is_list else "store"
+    parser.add_argument(*flags, **more)
 
 
 def _add_settings(
@@ -257,14 +241,13 @@ def _add_settings(
 ) -> None:
     """Adds an option for each of these settings that a configuration has."""
     group = parser.add_argument_group("settings [value in the recipe]")
-    known = _settings_of(config, settings)
-    for name in settings:
-        if name in known:
-            value = _shown(getattr(config, name))
-            text = _with_default(known[name].metadata["help"], value)
-            hint = get_type_hints(type(config))[name]
-            dest = _SETTING + name
-            _add(group, name, hint, text, default=argparse.SUPPRESS, dest=dest)
+    known, hints = _settings_of(config, settings), get_type_hints(type(config))
+    for name in (name for name in settings if name in known):
+        value: Any = getattr(config, name)
+        shown = "none" if value is None else str(value)
+        shown = json.dumps(value) if isinstance(value, Mapping) else shown
+        text = _with_default(known[name].metadata["help"], shown)
+        _add(group, name, hints[name], text, default=argparse.SUPPRESS, dest=_SETTING + name)
     others = ", ".join(name for name in known if name not in settings)
     text = f"Another setting; repeat it. irpe train RECIPE --show prints the values: {others}."
     group.add_argument(
@@ -282,20 +265,6 @@ def _settings_of(config: RunConfig, offered: Sequence[str]) -> dict[str, "datacl
 
 def _with_default(text: str, default: str) -> str:
     return f"{text.removesuffix('.')} [{default}]."
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return json.dumps(value)
-    return "none" if value is None else str(value)
-
-
-def _read_setting(config: RunConfig, name: str, value: str) -> Any:
-    """Returns the value of a setting from its text."""
-    try:
-        return _reader_of(get_type_hints(type(config))[name])(value)
-    except argparse.ArgumentTypeError as error:
-        raise UserError(f"--set {name}: {error}") from error
 
 
 def _kind_of(hint: Any) -> tuple[Any, bool]:
@@ -341,4 +310,4 @@ _READERS: dict[Any, tuple[str, Callable[[str], Any]]] = {
     float: ("NUMBER", _reader(float, "a number")),
     bool: ("BOOL", _reader({"true": True, "false": False}.__getitem__, "true or false")),
     Mapping: ("JSON", _reader(_read_object, 'a JSON object, as in {"depth": 6}')),
-}
+}  # the word that stands for a value, and what reads it

@@ -3,13 +3,21 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from irpe.core.encodings import parse_encoding
 from irpe.errors import UserError
-from irpe.profile.count import count_macs, count_parameters
-from irpe.profile.formulas import extra_macs, recorded_calls
+from irpe.nn.tables import RelativePositionEncoding
+from irpe.profile.count import (
+    Call,
+    count_macs,
+    count_macs_in,
+    count_parameters,
+    extra_macs,
+    recorded_calls,
+)
 from irpe.profile.measure import interleaved, peak_memory
 from irpe.profile.models import create, input_size
 from irpe.progress import Listener, silent, tracked
@@ -24,17 +32,11 @@ COMPARED = (
 
 @dataclass(frozen=True)
 class Count:
-    """What can be counted, for one image.
-
-    Args:
-        parameters: The number of learned parameters.
-        macs: Its multiply-accumulates, counted on the operations of a forward pass.
-        formula_macs: Those of the encoding alone, by the closed formulas.
-    """
+    """What can be counted, for one image."""
 
     parameters: int
-    macs: int
-    formula_macs: int
+    macs: int  # counted on the operations of a forward pass
+    formula_macs: int  # those of the encoding alone, by the closed formulas
 
 
 @dataclass(frozen=True)
@@ -77,13 +79,7 @@ class EncodingCost:
 
 
 def count(model: str, encoding: str, resolution: int | None = None) -> Count:
-    """Returns the parameters and MACs of a model, without computing anything.
-
-    Args:
-        model: Its name in timm or transformers.
-        encoding: The text of the encoding, or "none".
-        resolution: The height and width of the images; `None` takes the model's own.
-    """
+    """Returns the parameters and MACs of a named model, without computing anything."""
     made = create(model, encoding, resolution, "meta")
     channels, _, own = input_size(model)
     size = resolution or own
@@ -137,77 +133,88 @@ def measure_costs(
     costs: list[EncodingCost] = []
     for encoding in tracked(listen, encodings, len(encodings), "counting"):
         try:
-            costs.append(_counted_cost(plain, encoding))
+            counted = count(model, encoding, size)
         except ValueError as error:
             if refused is None:
                 raise
             refused[encoding] = str(error)
+            continue
+        more = counted.parameters - plain.parameters, counted.macs - plain.macs
+        costs.append(EncodingCost(
+            model, encoding, size, counted.parameters, more[0], counted.macs, more[1],
+            counted.formula_macs,
+        ))  # fmt: skip
     return [plain, *costs] if not rounds else _timed(plain, costs, batch, rounds, listen)
 
 
 def _timed(
     plain: EncodingCost, costs: list[EncodingCost], batch: int, rounds: int, listen: Listener
 ) -> list[EncodingCost]:
-    measured = _Measured(plain, batch, rounds)
-    timed = [measured.beside(cost) for cost in tracked(listen, costs, len(costs), "timing")]
-    return [measured.plain_cost(), *timed]
-
-
-def _counted_cost(plain: EncodingCost, encoding: str) -> EncodingCost:
-    counted = count(plain.model, encoding, plain.resolution)
-    return EncodingCost(
-        model=plain.model,
-        encoding=encoding,
-        resolution=plain.resolution,
-        parameters=counted.parameters,
-        extra_parameters=counted.parameters - plain.parameters,
-        macs=counted.macs,
-        extra_macs=counted.macs - plain.macs,
-        formula_macs=counted.formula_macs,
+    """Returns the costs with time and memory; each model takes turns with the plain one."""
+    size = plain.resolution
+    images = torch.randn(
+        batch, input_size(plain.model)[0], size, size, generator=torch.Generator().manual_seed(0)
     )
 
+    def runner(encoding: str) -> Callable[[], object]:
+        return torch.inference_mode()(partial(create(plain.model, encoding, size, "cpu"), images))
 
-class _Measured:
-    """The plain model, against which others are measured.
+    run_plain, timed = runner("none"), list[EncodingCost]()
+    run_plain()
+    memory, seconds = peak_memory(run_plain), list[float]()
+    for cost in tracked(listen, costs, len(costs), "timing"):
+        run = runner(cost.encoding)
+        best = interleaved({"plain": run_plain, "encoded": run}, rounds)
+        seconds.append(best["plain"])
+        own, ratio = peak_memory(run), best["encoded"] / best["plain"]
+        timed.append(replace(
+            cost, seconds=best["encoded"], time_ratio=ratio, memory=own, extra_memory=own - memory,
+        ))  # fmt: skip
+    fastest = min(seconds) if seconds else interleaved({"plain": run_plain}, rounds)["plain"]
+    measured = {"seconds": fastest, "time_ratio": 1.0, "memory": memory, "extra_memory": 0}
+    return [replace(plain, **measured), *timed]
 
-    Args:
-        plain: Its cost, as far as it was counted.
-        batch: How many images are timed at once.
-        rounds: How often each model is timed.
-    """
 
-    def __init__(self, plain: EncodingCost, batch: int, rounds: int) -> None:
-        channels = input_size(plain.model)[0]
-        shape = batch, channels, plain.resolution, plain.resolution
-        self.images = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-        self.cost, self.rounds = plain, rounds
-        self.run = self._runner("none")
-        self.run()
-        self.memory = peak_memory(self.run)
-        self.seconds = float("inf")
+@dataclass(frozen=True)
+class ExtraMacs:
+    """What an encoding adds to a model for one image of a size (the paper's Fig. 4)."""
 
-    def beside(self, cost: EncodingCost) -> EncodingCost:
-        """Returns the cost with time and memory, both models taking turns."""
-        run = self._runner(cost.encoding)
-        best = interleaved({"plain": self.run, "encoded": run}, self.rounds)
-        self.seconds = min(self.seconds, best["plain"])
-        memory = peak_memory(run)
-        return replace(
-            cost,
-            seconds=best["encoded"],
-            time_ratio=best["encoded"] / best["plain"],
-            memory=memory,
-            extra_memory=memory - self.memory,
-        )
+    model: str
+    encoding: str
+    resolution: int
+    tokens: int  # of the first attention, prefix tokens included
+    plain: int  # of the model without an encoding
+    direct: int  # added if the row of every pair is multiplied (Eq. 26 and 17)
+    efficient: int  # added in the form that the library runs
 
-    def plain_cost(self) -> EncodingCost:
-        """Returns the cost of the plain model with its best time."""
-        if self.seconds == float("inf"):
-            self.seconds = interleaved({"plain": self.run}, self.rounds)["plain"]
-        return replace(
-            self.cost, seconds=self.seconds, time_ratio=1.0, memory=self.memory, extra_memory=0
-        )
 
-    def _runner(self, encoding: str) -> Callable[[], object]:
-        model = create(self.cost.model, encoding, self.cost.resolution, "cpu")
-        return torch.inference_mode()(partial(model, self.images))
+def extra_macs_by_resolution(
+    model: str, encoding: str, resolutions: Sequence[int], listen: Listener = silent
+) -> list[ExtraMacs]:
+    """Returns the extra MACs of both forms at each resolution, counted and not computed."""
+    rows: list[ExtraMacs] = []
+    for resolution in tracked(listen, resolutions, len(resolutions), "counting"):
+        plain = count(model, "none", resolution).macs
+        efficient = count(model, encoding, resolution).macs - plain
+        made = create(model, encoding, resolution, "meta")
+        images = torch.empty(1, input_size(model)[0], resolution, resolution, device="meta")
+        with recorded_calls(made) as calls, torch.no_grad():
+            made(images)
+        calls = [call for call in calls if isinstance(call.module, RelativePositionEncoding)]
+        if not calls:
+            raise UserError(
+                f"encoding {encoding!r} has no direct form to compare with: it is not an "
+                "encoding of attentions; use for example product-contextual-k"
+            )
+        direct, tokens = sum(map(_direct_macs, calls)), calls[0].shape[2]
+        rows.append(ExtraMacs(model, encoding, resolution, tokens, plain, direct, efficient))
+    return rows
+
+
+def _direct_macs(call: Call) -> int:
+    """Returns what the direct form of an encoding adds to plain attention, counted."""
+    encoding: Any = call.module
+    q = torch.empty(call.shape, device="meta")
+    k = q.new_empty(*q.shape[:2], call.num_keys, q.shape[3])
+    run = partial(encoding, q, k, k, grid=call.grid, impl="reference")
+    return count_macs_in(encoding, run) - 2 * q.numel() * call.num_keys

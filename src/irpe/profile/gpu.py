@@ -35,19 +35,11 @@ _STEPS = 10
 
 
 class AttentionSize(NamedTuple):
-    """The size of one attention of a model.
+    """The size of one attention of a model."""
 
-    Args:
-        batch: Images, or windows of all images.
-        heads: Heads.
-        dim: The head dimension.
-        grid: The grid.
-        num_prefix_tokens: Tokens before it.
-    """
-
-    batch: int
+    batch: int  # images, or windows of all images
     heads: int
-    dim: int
+    dim: int  # of a head
     grid: tuple[int, int]
     num_prefix_tokens: int
 
@@ -63,25 +55,15 @@ SIZES = {
 
 @dataclass(frozen=True)
 class AttentionTimes:
-    """One attention with an encoding.
-
-    Args:
-        model: The model whose size it has.
-        encoding: The encoding.
-        training: Whether a training step was timed, or a forward pass.
-        chosen: What "auto" takes from now on.
-        without_ms: Milliseconds of PyTorch's attention without an encoding.
-        ms: Milliseconds of each implementation that was timed; `None` without memory for it.
-        known: For each candidate what its proof found.
-    """
+    """Times of one attention of the size of a model's, with an encoding."""
 
     model: str
     encoding: str
-    training: bool
-    chosen: str
-    without_ms: float
-    ms: Mapping[str, float | None]
-    known: Mapping[str, str]
+    training: bool  # whether a training step was timed, or a forward pass
+    chosen: str  # what "auto" takes from now on
+    without_ms: float  # of PyTorch's attention without an encoding
+    ms: Mapping[str, float | None]  # of each implementation that was timed; `None`: no memory
+    known: Mapping[str, str]  # what the proof of each candidate found
 
     @property
     def ratio(self) -> float | None:
@@ -92,29 +74,21 @@ class AttentionTimes:
 
 @dataclass(frozen=True)
 class GpuReport:
-    """What was proved and timed on a GPU.
-
-    Args:
-        device: Its model.
-        environment: Versions.
-        attentions: The times of attentions.
-        images_per_second: Of training steps of DeiT-S, by encoding.
-    """
+    """What was proved and timed on a GPU."""
 
     device: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str]  # versions
     attentions: Sequence[AttentionTimes]
     images_per_second: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def in_words(self) -> list[str]:
         """Returns what "auto" will do from now on, a line for each encoding and use."""
-        kinds = {(row.encoding, row.training): None for row in self.attentions}
-        lines: list[str] = []
-        for encoding, training in kinds:
-            rows = [r for r in self.attentions if (r.encoding, r.training) == (encoding, training)]
-            taken = ", ".join(f"{row.chosen} for {row.model}{_times(row)}" for row in rows)
-            lines.append(f"{encoding}, {'training' if training else 'inference'}: {taken}")
-        return lines
+        lines: dict[str, list[str]] = {}
+        for row in self.attentions:
+            times = "" if row.ratio is None else f" ({row.ratio:.2f} x)"
+            use = f"{row.encoding}, {'training' if row.training else 'inference'}"
+            lines.setdefault(use, []).append(f"{row.chosen} for {row.model}{times}")
+        return [f"{use}: {', '.join(taken)}" for use, taken in lines.items()]
 
 
 def measure_gpu(
@@ -127,17 +101,7 @@ def measure_gpu(
     images: int = 64,
     listen: Listener = silent,
 ) -> GpuReport:
-    """Proves and times attentions, and training steps of DeiT-S plain and equipped.
-
-    Args:
-        sizes: The attentions.
-        encodings: Encodings by a short name.
-        prover: What proves.
-        device: Where.
-        dtype: The dtype of queries, keys and values.
-        images: Images in a training step of DeiT-S; 0 leaves the model out.
-        listen: Is called after each attention.
-    """
+    """Proves and times attentions, and training steps of DeiT-S plain and equipped."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             "there is no GPU here (torch.cuda.is_available() is False); irpe gpu --interpret "
@@ -196,6 +160,7 @@ def _train_deit(
     encodings: Mapping[str, str], images: int, device: str, dtype: torch.dtype, listen: Listener
 ) -> dict[str, float]:
     """Returns images per second of training steps of DeiT-S, plain and equipped."""
+    wait = torch.cuda.synchronize if device == "cuda" else lambda: None
     x = torch.randn(images, 3, 224, 224, device=device)
     found: dict[str, float] = {}
     texts = {"plain": "none", **encodings}
@@ -205,25 +170,16 @@ def _train_deit(
         start = 0.0
         for step in range(2 + _STEPS):
             if step == 2:  # the first ones prove, time and compile
-                _wait(device)
+                wait()
                 start = time.perf_counter()
             with torch.autocast(device, dtype):
                 loss = model(x).square().mean()
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        _wait(device)
+        wait()
         found[name] = images * _STEPS / (time.perf_counter() - start)
     return found
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def _times(row: AttentionTimes) -> str:
-    return "" if row.ratio is None else f" ({row.ratio:.2f} x)"
 
 
 _K = Signature(
@@ -248,13 +204,7 @@ def prove_in_interpreter(
     module: str = "irpe.ops.impl.triton",
     listen: Listener = silent,
 ) -> dict[Signature, Answer]:
-    """Returns the result of proofs that run the kernels in Triton's interpreter, on the CPU.
-
-    Args:
-        signatures: What is proved.
-        module: The implementation.
-        listen: Is called after each proof.
-    """
+    """Returns the result of proofs that run the kernels in Triton's interpreter, on the CPU."""
     found: dict[Signature, Answer] = {}
     with Child(600.0, {"TRITON_INTERPRET": "1"}) as child:
         for signature in tracked(listen, signatures, len(signatures), "proofs"):

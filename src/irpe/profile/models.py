@@ -15,11 +15,11 @@ from irpe.extras import require
 
 
 def create(model: str, encoding: str, resolution: int | None, device: str) -> nn.Module:
-    """Returns an untrained model with an encoding, in eval mode.
+    """Returns an untrained model with an encoding or "none", in eval mode.
 
     Args:
         model: Its name.
-        encoding: The text of the encoding, or "none".
+        encoding: The text of the encoding.
         resolution: The height and width of its images; `None` takes the model's own.
         device: Where it is made; "meta" is enough for counting.
     """
@@ -36,7 +36,8 @@ def input_size(model: str) -> tuple[int, int, int]:
     timm: Any = require("timm", "timm")
     if timm.is_model(model):
         return tuple(timm.get_pretrained_cfg(model).input_size)
-    config = _vision_of(_config_of(model))
+    config = _config_of(model)
+    config = getattr(config, "vision_config", config)
     side = getattr(config, "image_size", None)
     height, width = side if isinstance(side, list | tuple) else (side or 224,) * 2
     return getattr(config, "num_channels", 3), height, width
@@ -92,8 +93,3 @@ def _types() -> dict[str, Any]:
     except ImportError:
         return {}
     return CONFIG_MAPPING
-
-
-def _vision_of(config: Any) -> Any:
-    """Returns the part of a configuration that is for images."""
-    return getattr(config, "vision_config", config)

@@ -1,7 +1,7 @@
 """The configuration of a training run, a frozen value, and the table of tasks.
 
-Each field becomes an option of the command line, with the help text that stands here. What only one
-task needs is in the folder of that task.
+The fields in `SETTINGS` are options of the command line, with the help text that stands here, and
+`--set NAME=VALUE` reaches the others. What only one task needs is in the folder of that task.
 """
 
 import dataclasses
@@ -33,6 +33,11 @@ EMBEDDED = "embedded"  # the data that comes with the library
 DATASETS = ("torch/", "hfds/")  # what the name of a timm dataset starts with
 
 
+# Fields with an option of their own.
+SETTINGS = (
+    "data", "encoding", "absolute", "epochs", "warmup_epochs", "batch_size", "image_size", "lr",
+    "table_lr", "model_args", "initial", "holdout", "precision", "workers", "seed",
+)  # fmt: skip
 TASKS = {
     "classification": "irpe.tasks.classify.task:ClassificationTask",
     "detection": "irpe.tasks.detect.task:DetectionTask",

@@ -4,25 +4,20 @@ Each function returns a matplotlib figure, which `save_figure` writes as PNG or 
 `irpe show` does the same from the command line. Needs the extra `viz`.
 """
 
-from irpe.viz.ablation_scores import plot_scores
-from irpe.viz.attention_maps import plot_attention
+from irpe.viz.attention_maps import plot_attention, plot_weights
 from irpe.viz.bucket_maps import plot_buckets
 from irpe.viz.canvas import save_figure
 from irpe.viz.capture import CapturedAttention, capture
 from irpe.viz.conversions import plot_conversion, plot_position_probe
-from irpe.viz.cost_curves import plot_cost_bars, plot_cost_curves
+from irpe.viz.costs import plot_cost_bars, plot_cost_curves, plot_gpu_times
 from irpe.viz.explorer import explorer_page
-from irpe.viz.gpu_times import plot_gpu_times
-from irpe.viz.images import default_image, image_input, read_image
+from irpe.viz.images import default_image, image_input, plot_images, read_image
 from irpe.viz.index_curves import plot_index
 from irpe.viz.locality import Locality, measure_locality, plot_locality
-from irpe.viz.pictures import plot_images
 from irpe.viz.position_maps import plot_positions
-from irpe.viz.robustness_curves import plot_robustness
+from irpe.viz.scores import plot_robustness, plot_scores, plot_training
 from irpe.viz.table_maps import plot_tables
-from irpe.viz.training_curves import plot_training
 from irpe.viz.wandering_star import animate_star, save_animation
-from irpe.viz.weight_maps import plot_weights
 
 __all__ = [
     "CapturedAttention",

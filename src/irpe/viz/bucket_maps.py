@@ -12,14 +12,7 @@ from irpe.core.encodings import RPESpec, spec_of
 from irpe.core.methods import METHODS
 from irpe.core.positions import Grid
 from irpe.errors import UserError
-from irpe.viz.canvas import (
-    COLUMN,
-    draw_map,
-    draw_star,
-    new_figure,
-    panels,
-    styled,
-)
+from irpe.viz.canvas import COLUMN, draw_map, draw_star, new_figure, panels, styled
 from irpe.viz.offset_colours import (
     DIRECTED,
     DIRECTIONS,
@@ -33,7 +26,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_AXES = ("rows", "columns")
 _NONE = -1  # neither a patch nor a prefix token
 _FLAT = 0.6  # height over width: flatter maps stand below each other
 _WIDE = 4.0  # inches: a wider figure is shown smaller
@@ -90,8 +82,11 @@ def plot_buckets(
     for position, (axes_row, reference) in enumerate(zip(drawn, references, strict=True)):
         for axes, table in zip(axes_row, tables, strict=True):
             draw_buckets(axes, table, grid, num_prefix_tokens, reference, cell)
-            if not position:
-                _set_title(axes, table, size, is_flat=shape < _FLAT)
+            used = f"{table.bucket_map.num_used_buckets} buckets in use"
+            if not position and shape < _FLAT:
+                axes.set_title(f"{table.name}: {used}", fontsize=size, loc="left")
+            elif not position:
+                axes.set_title(f"{table.name}\n{used}", fontsize=size)
     _add_legend(figure, parsed, num_prefix_tokens, size)
     return figure
 
@@ -100,11 +95,6 @@ def _panels(references: int, tables: int, shape: float) -> "tuple[Figure, list[l
     """Returns axes for each reference and table, and the width of a map in centimetres.
 
     Flat maps, and those of a single table, stand below each other table by table.
-
-    Args:
-        references: How many reference patches there are.
-        tables: How many tables there are.
-        shape: The height of a map over its width.
     """
     is_turned = shape < _FLAT or tables == 1
     lines, across = (tables, references) if is_turned else (references, tables)
@@ -113,19 +103,7 @@ def _panels(references: int, tables: int, shape: float) -> "tuple[Figure, list[l
     titles = 0.6 * lines if is_turned else 0.9
     figure = new_figure(side * across, height * lines + titles + 1.3)
     drawn = panels(figure, lines, across)
-    return (
-        figure,
-        [list(column) for column in zip(*drawn, strict=True)] if is_turned else drawn,
-        side,
-    )
-
-
-def _set_title(axes: "Axes", table: BucketTable, size: float, is_flat: bool) -> None:
-    used = f"{table.bucket_map.num_used_buckets} buckets in use"
-    if is_flat:
-        axes.set_title(f"{table.name}: {used}", fontsize=size, loc="left")
-    else:
-        axes.set_title(f"{table.name}\n{used}", fontsize=size)
+    return figure, [list(c) for c in zip(*drawn, strict=True)] if is_turned else drawn, side
 
 
 def _add_legend(figure: "Figure", specs: Sequence[RPESpec], count: int, size: float) -> None:
@@ -135,24 +113,19 @@ def _add_legend(figure: "Figure", specs: Sequence[RPESpec], count: int, size: fl
     methods = {spec.method for spec in specs}
     colours: dict[str, Any] = {}
     if methods & set(DIRECTED):
-        far = 0.35
-        for name, (row, column) in DIRECTIONS.items():
-            colours[name] = directed_colour(far * row, far * column)
+        colours |= {
+            name: directed_colour(0.35 * y, 0.35 * x) for name, (y, x) in DIRECTIONS.items()
+        }
     if methods - set(DIRECTED):
         colours["any direction"] = grey(0.35)
     if count:
         colours["prefix token" if count == 1 else "prefix tokens"] = PREFIX
-    is_narrow = figure.get_figwidth() < _WIDE
     figure.legend(
         handles=[Patch(facecolor=colour, label=name) for name, colour in colours.items()],
-        loc="outside lower center",
-        ncols=3 if is_narrow else len(colours),
+        loc="outside lower center", ncols=3 if figure.get_figwidth() < _WIDE else len(colours),
         title="where patches lie, seen from the star; darker is farther",
-        title_fontsize=0.9 * size,
-        fontsize=0.9 * size,
-        handlelength=1.0,
-        columnspacing=1.2,
-    )
+        title_fontsize=0.9 * size, fontsize=0.9 * size, handlelength=1.0, columnspacing=1.2,
+    )  # fmt: skip
 
 
 def check_image_grid(grid: Grid | Sequence[int]) -> Grid:
@@ -174,24 +147,19 @@ def check_patch(patch: tuple[int, int], grid: Grid) -> None:
 
 def bucket_tables(spec: RPESpec, grid: Grid, count: int) -> list[BucketTable]:
     """Returns what there is to draw of an encoding, with `count` prefix tokens."""
-    maps = bucket_maps(spec, grid, count)
+    maps, colours = bucket_maps(spec, grid, count), bucket_colours(spec, grid)
+    return [BucketTable(*each) for each in zip(table_names(spec), maps, colours, strict=True)]
+
+
+def table_names(spec: RPESpec) -> list[str]:
+    """Returns what to call the tables of an encoding: its method, index and axes."""
     is_default = spec.index == RPESpec(spec.method).index
     name = spec.method if is_default else f"{spec.method} @{spec.index}"
-    parts = [f", {axis}" for axis in _AXES] if len(maps) > 1 else [""]
-    return [
-        BucketTable(f"{name}{part}", item, colours)
-        for part, item, colours in zip(parts, maps, bucket_colours(spec, grid), strict=True)
-    ]
+    return [f"{name}, rows", f"{name}, columns"] if spec.method == "cross" else [name]
 
 
 def token_picture(values: Tensor, grid: Grid, num_prefix_tokens: int) -> Tensor:
-    """Lays one value per token out as a picture: prefix tokens above the patches, a gap between.
-
-    Args:
-        values: A value for each token; where there is no token the picture has -1.
-        grid: Rows and columns of patches.
-        num_prefix_tokens: The number of tokens before the patches.
-    """
+    """Lays one value per token out as a picture: prefix tokens above the patches; -1: no token."""
     rows, columns = grid.shape
     patches = values[num_prefix_tokens:].view(rows, columns)
     if not num_prefix_tokens:
@@ -211,6 +179,7 @@ def draw_buckets(
     cell: float,
 ) -> None:
     """Draws which patches share a bucket, seen from a reference patch; `cell` in points."""
+    from matplotlib.collections import LineCollection
     from matplotlib.colors import ListedColormap
 
     query = count + reference[0] * grid.shape[1] + reference[1]
@@ -219,18 +188,11 @@ def draw_buckets(
     shown = picture.double().masked_fill(picture == _NONE, torch.nan)
     colours = ListedColormap([table.colours.get(bucket, PREFIX) for bucket in buckets.tolist()])
     draw_map(axes, shown, cmap=colours, vmin=-0.5, vmax=len(buckets) - 0.5)
-    _draw_borders(axes, picture)
-    above = len(picture) - grid.shape[0]
-    draw_star(axes, reference[0] + above, reference[1], min(max(1.1 * cell, 3.0), 9.0))
-
-
-def _draw_borders(axes: "Axes", picture: Tensor) -> None:
-    """Draws a line wherever two neighbours have different buckets."""
-    from matplotlib.collections import LineCollection
-
-    lines: list[list[tuple[float, float]]] = []
+    lines: list[list[tuple[float, float]]] = []  # wherever two neighbours have different buckets
     for row, column in (picture[:, 1:] != picture[:, :-1]).nonzero().tolist():
         lines.append([(column + 0.5, row - 0.5), (column + 0.5, row + 0.5)])
     for row, column in (picture[1:] != picture[:-1]).nonzero().tolist():
         lines.append([(column - 0.5, row + 0.5), (column + 0.5, row + 0.5)])
     axes.add_collection(LineCollection(lines, colors="white", linewidths=0.6))
+    above = len(picture) - grid.shape[0]
+    draw_star(axes, reference[0] + above, reference[1], min(max(1.1 * cell, 3.0), 9.0))

@@ -67,12 +67,7 @@ def styled(plot: Callable[Arguments, Drawn]) -> Callable[Arguments, Drawn]:
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """Returns an empty figure.
-
-    Args:
-        width: In centimetres.
-        height: In centimetres.
-    """
+    """Returns an empty figure of a width and a height in centimetres."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -89,14 +84,7 @@ def panel_shape(rows: int, columns: int) -> float:
 
 
 def panels(figure: "Figure", rows: int, columns: int, space: float = 0.02) -> "list[list[Axes]]":
-    """Returns the axes of a figure, row by row.
-
-    Args:
-        figure: The figure.
-        rows: How many there are below each other.
-        columns: How many there are side by side.
-        space: What lies between two side by side, in widths of one.
-    """
+    """Returns the axes of a figure, row by row; `space` lies between two, in widths of one."""
     engine: Any = figure.get_layout_engine()
     engine.set(wspace=space)
     axes: Any = figure.subplots(rows, columns, squeeze=False)
@@ -119,16 +107,7 @@ def draw_map(axes: "Axes", values: Any, **arguments: Any) -> "AxesImage":
 
 def draw_star(axes: "Axes", row: float, column: float, size: float = 7) -> None:
     """Marks the reference patch."""
-    axes.plot(
-        column,
-        row,
-        marker="*",
-        color=STAR,
-        markersize=size,
-        markeredgecolor="white",
-        markeredgewidth=0.4,
-        linestyle="none",
-    )
+    axes.plot(column, row, "*", color=STAR, markersize=size, mec="white", mew=0.4)
 
 
 def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
@@ -154,24 +133,15 @@ def save_figure(figure: "Figure", path: str | os.PathLike[str]) -> Path:
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": _STYLE["svg.hashsalt"]}):
         figure.savefig(
-            file,
-            format=path.suffix[1:],
-            dpi=DPI,
-            metadata=metadata,
-            bbox_inches="tight",
+            file, format=path.suffix[1:], dpi=DPI, metadata=metadata, bbox_inches="tight",
             pad_inches=0.03,
-        )
+        )  # fmt: skip
     files.write_bytes(path, file.getvalue())
     return path
 
 
 def check_output(path: str | os.PathLike[str], endings: tuple[str, ...]) -> Path:
-    """Returns a path that a file can be written to, or raises an error.
-
-    Args:
-        path: The file.
-        endings: What its name may end with.
-    """
+    """Returns a path that can be written to and has one of these endings, or raises an error."""
     path = Path(path)
     if path.suffix not in endings:
         raise UserError(f"{path} must end with {' or '.join(endings)}")

@@ -17,7 +17,7 @@ from irpe.core.methods import METHODS
 from irpe.errors import UserError
 from irpe.viz.bucket_maps import check_image_grid
 from irpe.viz.capture import CapturedAttention
-from irpe.viz.table_norms import table_norms
+from irpe.viz.table_maps import table_norms
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -1,8 +1,11 @@
-"""Pictures as a model wants them: its channels, its size, its normalisation."""
+"""Pictures as a model wants them (its channels, size and normalisation), and many on one page."""
 
+import math
 import os
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +13,17 @@ from torch import Tensor, nn
 
 from irpe.errors import MissingFileError, UserError, UserTypeError
 from irpe.extras import require
+from irpe.viz.canvas import draw_map, new_figure, panel_shape, panels, styled
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from PIL.Image import Image
 
 _SCENE = "assets/scene.png"
 _GREY = (0.5, 0.5)  # mean and deviation for models that name none
+_PANEL = 6.0  # centimetres: the width of an image
+_COLUMNS, _MOST = 4, 24
+_TITLE = 40  # letters
 
 
 def read_image(path: str | os.PathLike[str]) -> "Image":
@@ -79,15 +87,16 @@ def image_input(model: nn.Module, image: "Image") -> "tuple[Tensor, Image]":
         raise UserTypeError(
             f"image {path!r} is a path, not a picture: pass irpe.viz.read_image({path!r})"
         )
-    channels = _num_channels(model)
-    size = _input_size(model)
+    channels, size = _num_channels(model), _input_size(model)
     seen = image.convert("L" if channels == 1 else "RGB")
     if size is not None:
         seen = seen.resize((size[1], size[0]), require("PIL.Image", "viz").Resampling.BICUBIC)
     bands, (width, height) = len(seen.getbands()), seen.size
     pixels = torch.frombuffer(bytearray(seen.tobytes()), dtype=torch.uint8)
     pixels = pixels.view(height, width, bands).permute(2, 0, 1).float() / 255
-    mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in _normalisation(model))
+    config: Any = getattr(model, "pretrained_cfg", None) or {}
+    of_timm = config.get("mean", _GREY[:1]), config.get("std", _GREY[1:])
+    mean, deviation = (torch.tensor(values).view(-1, 1, 1) for values in of_timm)
     if len(mean) != channels:
         mean, deviation = mean.mean(), deviation.mean()
     parameter = next(model.parameters())
@@ -120,6 +129,32 @@ def _input_size(model: nn.Module) -> tuple[int, int] | None:
     return None
 
 
-def _normalisation(model: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    config: Any = getattr(model, "pretrained_cfg", None) or {}
-    return tuple(config.get("mean", _GREY[:1])), tuple(config.get("std", _GREY[1:]))
+@styled
+def plot_images(images: Mapping[str, Any]) -> "Figure":
+    """Returns many images on one page, the first 24 of them.
+
+    Args:
+        images: Pillow images by their names.
+
+    Examples:
+        >>> import irpe.viz
+        >>> figure = irpe.viz.plot_images({"scene": irpe.viz.default_image()})
+    """
+    shown = dict(list(images.items())[:_MOST])
+    if not shown:
+        raise UserError("nothing to draw: pass at least one image")
+    shape = median(panel_shape(image.height, image.width) for image in shown.values())
+    most = _COLUMNS if shape > 1 / 2 else 1  # wide ones lie below each other
+    columns = min(math.ceil(math.sqrt(len(shown))), most)
+    rows, width = math.ceil(len(shown) / columns), _PANEL * (1 if most > 1 else 3)
+    figure = new_figure(width * columns, (width * shape + 0.5) * rows)
+    drawn = [axes for row in panels(figure, rows, columns) for axes in row]
+    for axes in drawn[len(shown) :]:
+        axes.remove()
+    for axes, (name, image) in zip(drawn, shown.items(), strict=False):
+        picture = draw_map(axes, image, extent=(0, image.width, image.height, 0))
+        picture.set_interpolation("auto")
+        short = f"{name[: _TITLE // 2]}…{name[-_TITLE // 2 + 1 :]}"
+        axes.set_title(short if len(name) > _TITLE else name, parse_math=False)
+        axes.set_anchor("N")
+    return figure

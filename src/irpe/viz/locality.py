@@ -9,9 +9,9 @@ from torch import Tensor
 from irpe.core.colours import COLOURS
 from irpe.core.positions import Positions
 from irpe.errors import UserError
+from irpe.viz.attention_maps import short_name
 from irpe.viz.canvas import COLUMN, new_figure, styled
 from irpe.viz.capture import CapturedAttention, HeadPairs
-from irpe.viz.head_maps import short_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,13 +76,7 @@ def _of(call: CapturedAttention, weights: HeadPairs) -> float:
 
 
 def attended_distance(weights: HeadPairs, where: Positions, num_prefix_tokens: int) -> float:
-    """Returns the mean distance from patches to the patches that they attend to.
-
-    Args:
-        weights: The attention weights a_ij.
-        where: Where the patches are.
-        num_prefix_tokens: The number of tokens before the patches.
-    """
+    """Returns the mean distance from patches to the patches that they attend to."""
     patches = weights[:, num_prefix_tokens:, num_prefix_tokens:].double()
     reached = (patches * _distances(where)).sum(-1) / patches.sum(-1)
     return float(reached.mean())
@@ -114,24 +108,16 @@ def plot_locality(locality: Locality) -> "Figure":
     axes = figure.subplots()
     colours = [COLOURS[0] if change < 0 else COLOURS[1] for change in changes]
     bars = axes.barh(names, changes, color=colours, height=0.6)
-    labels = [
-        f"{round(change, 2) + 0.0:+.2f}  ({without:.2f} → {with_it:.2f})"
-        for change, without, with_it in zip(
-            changes, locality.without_encoding, locality.with_encoding, strict=True
-        )
-    ]
     bound = max(_LEAST, *map(abs, changes))
     axes.set_xlim(-1.1 * bound, 1.1 * bound)
-    for bar, label, change in zip(bars, labels, changes, strict=True):
+    measured = zip(bars, changes, locality.without_encoding, locality.with_encoding, strict=True)
+    for bar, change, without, with_it in measured:
         axes.annotate(
-            label,
-            (0, bar.get_y() + bar.get_height() / 2),
-            (3 if change < 0 else -3, 0),
-            textcoords="offset points",
-            ha="left" if change < 0 else "right",
-            va="center",
+            f"{round(change, 2) + 0.0:+.2f}  ({without:.2f} → {with_it:.2f})",
+            (0, bar.get_y() + bar.get_height() / 2), (3 if change < 0 else -3, 0),
+            textcoords="offset points", ha="left" if change < 0 else "right", va="center",
             fontsize=6,
-        )
+        )  # fmt: skip
     axes.axvline(0, color="black", linewidth=0.6)
     axes.invert_yaxis()
     axes.spines["left"].set_visible(False)

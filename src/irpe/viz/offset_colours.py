@@ -26,10 +26,6 @@ def bucket_colours(spec: RPESpec, grid: Grid) -> list[dict[int, Colour]]:
 
     A bucket has the colour of the mean position of its keys, seen from the query; that of an
     undirected method has the grey of the mean distance.
-
-    Args:
-        spec: The encoding.
-        grid: Rows and columns of patches.
     """
     offsets = grid.distinct_offsets().flatten(0, -2)
     return colours_of_offsets(spec, offsets, math.hypot(*(size - 1 for size in grid.shape)))
@@ -38,13 +34,7 @@ def bucket_colours(spec: RPESpec, grid: Grid) -> list[dict[int, Colour]]:
 def colours_of_offsets(
     spec: RPESpec, offsets: Shaped[Tensor, "offsets 2"], farthest: float | None = None
 ) -> list[dict[int, Colour]]:
-    """Returns the colour of each bucket that offsets use, for each table.
-
-    Args:
-        spec: The encoding.
-        offsets: Queries minus keys, integers or real.
-        farthest: The distance with the darkest colour; `None` takes the longest offset.
-    """
+    """Returns the colour of each bucket that offsets, queries minus keys, use, for each table."""
     positions = -offsets.double()  # keys, seen from the query
     longest = float(positions.norm(dim=-1).max()) if farthest is None else farthest
     longest = max(longest, 1.0)

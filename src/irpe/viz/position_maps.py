@@ -12,6 +12,7 @@ from irpe.core.encodings import RPESpec, spec_of
 from irpe.core.methods import METHODS
 from irpe.core.positions import Grid, Places, PooledGrid, Positions
 from irpe.errors import UserError
+from irpe.viz.bucket_maps import table_names
 from irpe.viz.canvas import draw_star, new_figure, panels, styled
 from irpe.viz.offset_colours import Colour, colours_of_offsets
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIDE = 4.2  # centimetres: the width of a map
-_AXES = ("rows", "columns")
 _QUERY = "#444444"
 _REAL = tuple(f"{method}-contextual-k" for method in METHODS if method != "quantization")
 
@@ -52,9 +52,11 @@ def plot_positions(
     """
     _check_can_be_drawn(positions)
     queries, keys = (places.double() for places in positions.places())
-    stars = [_nearest(queries, place) for place in references or _corner_and_centre(queries)]
+    first, last = _bounds(queries)
+    corner_and_centre: Any = (first.tolist(), ((first + last) / 2).tolist())
+    stars = [_nearest(queries, place) for place in references or corner_and_centre]
     parsed = [spec_of(spec) for spec in specs]
-    titles = [title for spec in parsed for title in _titles(spec)]
+    titles = [title for spec in parsed for title in table_names(spec)]
     if not parsed:
         raise UserError("nothing to draw: pass at least one encoding")
     lowest, highest = _bounds(queries, keys)
@@ -77,18 +79,6 @@ def _check_can_be_drawn(positions: Positions) -> None:
             f"positions {of} cannot be drawn: {positions}; pass those of one image, on rows and "
             "columns"
         )
-
-
-def _titles(spec: RPESpec) -> list[str]:
-    is_default = spec.index == RPESpec(spec.method).index
-    name = spec.method if is_default else f"{spec.method} @{spec.index}"
-    return [f"{name}, {axis}" for axis in _AXES] if spec.method == "cross" else [name]
-
-
-def _corner_and_centre(queries: Float[Tensor, "query 2"]) -> list[Place]:
-    lowest, highest = queries.min(0).values, queries.max(0).values
-    (row, column), (centre_row, centre_column) = lowest.tolist(), ((lowest + highest) / 2).tolist()
-    return [(row, column), (centre_row, centre_column)]
 
 
 def _nearest(queries: Float[Tensor, "query 2"], place: Place) -> int:

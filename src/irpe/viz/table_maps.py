@@ -1,19 +1,28 @@
-"""The learned tables: how long the vector of each bucket is, where the bucket lies."""
+"""The learned tables: how long the vector of each bucket is, where the bucket lies.
+
+Positions are those of the key, seen from the query: right and below are positive.
+"""
 
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from irpe.adapters.equipped import active_encoding, equipped_attentions
 from irpe.core.colours import COLOURS
+from irpe.core.encodings import Joined
+from irpe.core.encodings.spec import RPESpec
+from irpe.core.index import Clip, Index
+from irpe.core.methods import METHODS
 from irpe.errors import UserError
+from irpe.nn.tables import RelativePositionEncoding
+from irpe.viz.attention_maps import short_name
 from irpe.viz.canvas import DIVERGING, SEQUENTIAL, draw_map, draw_star, new_figure, styled
-from irpe.viz.head_maps import short_name
-from irpe.viz.table_norms import TableNorms, table_norms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +31,85 @@ if TYPE_CHECKING:
 _ACROSS = 4  # panels side by side
 _NEAR = 8  # patches: tables that are all zero are drawn up to there
 _PANEL = 3.6  # centimetres: the width of a panel
+
+ROLES = ("query", "key", "value", "bias")
+_AXES = ("rows", "columns")
+_FARTHEST = 128  # patches: tables are laid out up to there
+
+
+@dataclass(frozen=True)
+class TableNorms:
+    """How long the vectors of a table are, one value for each bucket.
+
+    Args:
+        values: The norm of each row, the mean of all heads; the value itself for a bias that the
+            heads share. Two axes for the product method, one for the others.
+        positions: For each axis the position or the distance nearest to the query that a bucket
+            stands for, NaN if it stands for none.
+        prefix: The norm of the prefix row, if there is one.
+        is_signed: Whether the values may be negative.
+    """
+
+    values: Float[Tensor, "*buckets"]
+    positions: tuple[float, ...]
+    prefix: float | None
+    is_signed: bool
+
+
+def table_norms(encoding: RelativePositionEncoding) -> dict[str, TableNorms]:
+    """Returns the norms of each table of an encoding, by its role and axis, if it has several."""
+    if encoding.ndim > 2:
+        raise UserError(f"the tables are for {encoding.ndim} axes: a picture has one or two")
+    norms: dict[str, TableNorms] = {}
+    for role in ROLES:
+        tables = [table.detach().float().cpu() for table in getattr(encoding, f"{role}_tables")]
+        for table, axis in zip(tables, _AXES, strict=False):
+            name = f"{role}, {axis}" if len(tables) > 1 else role
+            norms[name] = _norms(encoding, table)
+    if not norms:
+        why = "it rotates queries and keys" if encoding.spec.method is None else "they are computed"
+        raise UserError(
+            f"the encoding {encoding.spec} has no learned tables to draw, {why}: see what it does "
+            "with irpe show weights, attention or locality"
+        )
+    return norms
+
+
+def _norms(encoding: RelativePositionEncoding, table: Tensor) -> TableNorms:
+    is_signed = table.ndim == 2 and len(table) == 1
+    lengths = table.abs() if table.ndim == 2 else table.norm(dim=-1)
+    rows = table[0] if is_signed else lengths.mean(0)
+    prefix = float(rows[-1]) if encoding.num_prefix_tokens else None
+    rows = rows[:-1] if encoding.num_prefix_tokens else rows
+    method = encoding.spec.method
+    if method == "product":
+        side = round(len(rows) ** (1 / encoding.ndim))
+        rows = rows.view((side,) * encoding.ndim)
+    if method in ("product", "cross"):
+        rows = rows.flip(tuple(range(rows.ndim)))  # from query minus key to key minus query
+    return TableNorms(rows, _positions(encoding, rows.shape[0]), prefix, is_signed)
+
+
+def _positions(encoding: RelativePositionEncoding, count: int) -> tuple[float, ...]:
+    spec = encoding.spec.tables if isinstance(encoding.spec, Joined) else encoding.spec
+    index: Index = spec.index_function if isinstance(spec, RPESpec) else Clip(max(count // 2, 1))
+    reach = min(math.ceil(index.saturation) + 1, _FARTHEST)
+    along = torch.arange(reach + 1)
+    if spec.method in ("product", "cross"):
+        far = _nearest(index(along), along.double(), count // 2 + 1)
+        return (*(-x for x in reversed(far[1:])), *far)
+    offsets = torch.cartesian_prod(along, along) if encoding.ndim == 2 else along[:, None]
+    assert spec.method is not None  # it has tables
+    (ids,) = METHODS[spec.method].ids(offsets, index)
+    return tuple(_nearest(ids, offsets.double().norm(dim=-1), count))
+
+
+def _nearest(ids: Tensor, distances: Tensor, count: int) -> list[float]:
+    """Returns the smallest distance of each bucket, NaN where it has none."""
+    nearest = torch.full((count,), math.inf, dtype=torch.float64)
+    nearest.scatter_reduce_(0, ids, distances, "amin")
+    return nearest.masked_fill(nearest.isinf(), math.nan).tolist()
+
 
 Panels = dict[str, list[TableNorms]]  # by the name of the attention; a table for each axis
 
@@ -133,12 +221,8 @@ def _ranges(positions: Sequence[float]) -> list[str]:
         for start, after in itertools.pairwise(known)
     }
     labels[known[-1]] = f"≥{known[-1]}" if known[-1] else "0"
-    out: list[str] = []
-    for x in positions:
-        label = "" if math.isnan(x) else labels[round(abs(x))]
-        is_left = x < 0
-        out.append(label if not is_left else _mirrored(label))
-    return out
+    named = ("" if math.isnan(x) else labels[round(abs(x))] for x in positions)
+    return [_mirrored(label) if x < 0 else label for x, label in zip(positions, named, strict=True)]
 
 
 def _mirrored(label: str) -> str:

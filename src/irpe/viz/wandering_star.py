@@ -10,10 +10,10 @@ from irpe import files
 from irpe.core.encodings.spec import RPESpec
 from irpe.core.positions import Grid
 from irpe.errors import UserError
+from irpe.viz.attention_maps import Patch, draw_picture, pick_head, short_name
 from irpe.viz.bucket_maps import bucket_tables, draw_buckets
 from irpe.viz.canvas import DIVERGING, check_output, draw_map, draw_star, new_figure, panels, styled
 from irpe.viz.capture import CapturedAttention
-from irpe.viz.head_maps import Patch, draw_picture, pick_head, short_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image

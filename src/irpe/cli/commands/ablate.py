@@ -1,23 +1,27 @@
 """`irpe ablate`: which encoding helps on these images, and at what cost."""
 
 import sys
+import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from irpe.cli.parse import SETTINGS, change_config, wrap
+from irpe.cli.parse import change_config, wrap
 from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
-from irpe.progress import Event, Listener, silent
+from irpe.progress import Event
 from irpe.recipes import classification, segmentation
-from irpe.train.config import RunConfig
+from irpe.train.config import SETTINGS, RunConfig
 
 if TYPE_CHECKING:
+    from irpe.ablation.cells import Cell
     from irpe.ablation.report import AblationReport
 
 RECIPES = {**classification.RECIPES, **segmentation.RECIPES}
 OFFERED = tuple(name for name in SETTINGS if name not in ("encoding", "absolute", "seed"))
-LEGEND_ON_SCREEN = (
+_PAUSE = 0.25  # seconds between two drawings
+_LEGEND = (
     "{} (%): mean ± half the range of the seeds (standard error over the images); effect: how "
     "much the attention's output changes without the encoding; step: time of a training step"
 )
@@ -81,10 +85,10 @@ def ablate(
     require_installed("train", "accelerate", "timm")
     require_installed("viz", "matplotlib")
     if folders:
-        from irpe.ablation.folder import find_claim
+        from irpe.ablation.folder import read_claim
 
         for folder in folders:
-            find_claim(folder)
+            read_claim(folder)
         from irpe.ablation import read_report
 
         _show(read_report(*folders), as_json)
@@ -121,7 +125,7 @@ def ablate(
     ablation = Ablation(rows, base, folder, seeds, tune, title, recipe)
     executor = parse_cluster(cluster, parameters, resubmit) if cluster else None
     try:
-        with _Screen(notes) as screen, executor or nullcontext():
+        with AblationScreen(notes) as screen, executor or nullcontext():
             report = run(ablation, executor, jobs, screen)
     except StoppedError as stop:
         print(f"{stop}; the same command goes on from there", file=sys.stderr)
@@ -145,8 +149,10 @@ def _default(given: "dict[str, Any]") -> str:
     return "laptop_64" if "data" in given else "laptop"
 
 
-class _Screen:
-    """Shows how an ablation goes, on standard error.
+class AblationScreen:
+    """Shows how an ablation goes on standard error: facts, then scores and the time that is left.
+
+    Where there is no terminal, the end of each cell is a line.
 
     Args:
         notes: What to say after the facts.
@@ -157,32 +163,87 @@ class _Screen:
 
         self.console, self.notes = Console(stderr=True, highlight=False), notes
         self.stack = ExitStack()
-        self.table: Listener = silent
+        self.cells: Sequence[Cell] = ()
+        self.title, self.live = "", None
+        self.shown: dict[str, str] = {}
+        self.ended, self.drawn = 0, 0.0
+        self.remaining: float | None = None
 
-    def __enter__(self) -> "_Screen":
+    def __enter__(self) -> "AblationScreen":
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._draw()
         self.stack.close()
 
     def __call__(self, event: Event) -> None:
-        """Shows an event: what will run, the table of the cells, or what happens in it."""
-        from irpe.cli.ablation_table import LiveTable
+        """Shows what will run, the table of the cells, a step of a cell, or its end."""
         from irpe.cli.console import facts_of
 
+        result: Any = event.result
         if event.work == "facts":
-            facts: Any = event.result
             notes = (line for note in self.notes for line in wrap(note))
-            for each in (*facts_of(facts), *notes):
+            for each in (*facts_of(result), *notes):
                 self.console.print(each, markup=False, soft_wrap=True)
         elif event.work == "costs":
             self.stack.enter_context(self.console.status("measuring what the rows cost"))
         elif event.work == "cells":
-            self.stack.close()
-            group: Any = event.result
-            self.table = self.stack.enter_context(LiveTable(group.cells, self.console, group.title))
+            self._begin(result.title, result.cells)
+        elif result is not None:
+            self._end(event.work, result)
         else:
-            self.table(event)
+            self.shown[event.work] = f"{100 * event.done / max(event.total, 1):.0f} %"
+            self.remaining = event.values.get("remaining")
+            if time.monotonic() - self.drawn > _PAUSE:
+                self._draw()
+
+    def _begin(self, title: str, cells: "Sequence[Cell]") -> None:
+        from rich.live import Live
+
+        self._draw()
+        self.stack.close()
+        self.title, self.cells, self.shown, self.ended = title, cells, {}, 0
+        if self.console.is_terminal:
+            self.live = self.stack.enter_context(Live(console=self.console, auto_refresh=False))
+
+    def _end(self, work: str, result: Any) -> None:
+        from irpe.ablation.cells import CellResult
+
+        self.ended += 1
+        if isinstance(result, CellResult):
+            first, *moved = (score.value for score in result.scores)
+            self.shown[work] = f"[bold]{first:.1f}[/bold]"
+            pairs = zip(result.shifts[1:], moved, strict=True)
+            by = ", by ".join(f"{shift} {value:.1f}" for shift, value in pairs)
+            name = result.scores[0].measure.name
+            line = f"{work}: {name} {first:.1f}" + (f", moved by {by}" if by else "")
+        else:
+            self.shown[work], line = "[red]failed[/red]", str(result)
+        self._draw()
+        if not self.console.is_terminal:
+            count = f"[{self.ended}/{len(self.cells)}]"
+            self.console.print(f"{count} {line}{self._left()}", markup=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        if not self.remaining or self.ended == len(self.cells):
+            return ""
+        minutes, seconds = divmod(round(self.remaining), 60)
+        return f" (about {minutes}:{seconds:02} left)"
+
+    def _draw(self) -> None:
+        if self.live is None:
+            return
+        from rich.console import Group
+        from rich.table import Table
+
+        self.drawn = time.monotonic()
+        seeds = sorted({cell.config.seed for cell in self.cells})
+        table = Table("", *(f"seed {seed}" for seed in seeds), box=None, title=self.title)
+        for row in dict.fromkeys(cell.row.name for cell in self.cells):
+            names = [cell.name for cell in self.cells if cell.row.name == row]
+            table.add_row(row, *(self.shown.get(name, "") for name in names))
+        state = f"{self.ended} of {len(self.cells)} cells done{self._left()}"
+        self.live.update(Group(table, state), refresh=True)
 
 
 def _parameters(text: str | None, cluster: str | None) -> dict[str, str]:
@@ -196,22 +257,15 @@ def _parameters(text: str | None, cluster: str | None) -> dict[str, str]:
 
 
 def _show(report: "AblationReport", as_json: bool) -> None:
-    from irpe.ablation.report import effect_text
+    from irpe.ablation.report import table_lines
     from irpe.cli.console import print_json, print_lines, print_table
 
     if as_json:
         print_json(report.as_json())
         return
-    rows, first = report.rows, report.rows[0]
-    moved = [f"moved {shift}" for shift in first.shifts[1:]]
-    cheapest = min(row.cost.step for row in rows)
-    cells = [
-        [row.name, *(row.text(shift) for shift in row.shifts), effect_text(row),
-         f"{row.cost.step / cheapest:.2f}x"]
-        for row in rows
-    ]  # fmt: skip
-    print_table(("", first.measure.name, *moved, "effect", "step"), cells)
-    legend = wrap(LEGEND_ON_SCREEN.format(first.measure.name))
+    columns, *rows = table_lines(report.rows, is_whole=False)
+    print_table(columns, rows)
+    legend = wrap(_LEGEND.format(report.rows[0].measure.name))
     print_lines(*legend, *(each for line in report.lines() for each in _item(line)))
 
 

@@ -3,17 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from irpe.cli.parse import wrap
 from irpe.errors import UserError
 
 if TYPE_CHECKING:
     from irpe.profile.comparison import Comparison
-    from irpe.profile.cost import EncodingCost
-    from irpe.profile.resolutions import ExtraMacs
+    from irpe.profile.cost import EncodingCost, ExtraMacs
 
-_MODEL, _ENCODING, _BATCH, _ROUNDS = "deit_small_patch16_224", "product-contextual-k", 1, 10
+_MODEL, _ENCODING, _ROUNDS = "deit_small_patch16_224", "product-contextual-k", 10
+
+
+class Table(NamedTuple):
+    """What is printed of some costs."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
 
 
 def profile(
@@ -26,7 +34,6 @@ def profile(
     ] = None,
     paper: Annotated[bool, "The paper's Tables 2 and 5 beside what is counted."] = False,
     image_size: Annotated[int | None, "Height and width of the images [the model's]."] = None,
-    batch_size: Annotated[int | None, f"Images at once [{_BATCH}]."] = None,
     rounds: Annotated[int | None, f"Timed passes; 0 counts only [{_ROUNDS}]."] = None,
     as_json: Annotated[bool, "Print JSON."] = False,
 ) -> None:
@@ -34,73 +41,11 @@ def profile(
 
     Examples:
         irpe profile
-        irpe profile vit_tiny_patch16_224 -e K -e shaw --rounds 30
+        irpe profile vit_tiny_patch16_224 --encoding K --encoding shaw --rounds 30
         irpe profile --resolutions 224,384,512
         irpe profile --paper --json
     """
-    from irpe.cli.console import ProgressBar
-
-    _check_name(model)
-    measured = {"--image-size": image_size, "--batch-size": batch_size, "--rounds": rounds}
-    with ProgressBar() as bar:
-        if paper:
-            others = {"MODEL": model, "--encoding": encoding, "--resolutions": resolutions}
-            _refuse("--paper", {**others, "--compare": compare or None, **measured})
-            from irpe.profile.comparison import compare_with_paper
-
-            found = compare_with_paper(listen=bar)
-            conditions: dict[str, Any] = {"tables": [2, 5]}
-            table, notes = paper_table(found)
-        elif resolutions is not None:
-            _refuse("--resolutions", {"--compare": compare or None, **measured})
-            from irpe.profile.resolutions import extra_macs_by_resolution
-
-            name, text = model or _MODEL, _single(encoding)
-            sizes = parse_sizes(resolutions)
-            found = extra_macs_by_resolution(name, text, sizes, bar)
-            conditions = {"model": name, "encoding": text}
-            table, notes = _resolutions_table(found, name, text)
-        else:
-            if compare:
-                _refuse("--compare", {"--encoding": encoding})
-            from irpe.profile.cost import COMPARED, measure_costs
-
-            names: list[str] = [*COMPARED] if compare else encoding or [_ENCODING]
-            size = 1 if batch_size is None else batch_size
-            rounds = _ROUNDS if rounds is None else rounds
-            refused: dict[str, str] = {}
-            is_list = len(names) > 1  # one that does not fit is an error, of several a note
-            how = (image_size, size, rounds, bar, refused if is_list else None)
-            found = measure_costs(model or _MODEL, names, *how)
-            if is_list and len(refused) == len(names):
-                raise UserError(next(iter(refused.values())))
-            conditions = _conditions(size, rounds)
-            table, notes = _cost_table(found, conditions, refused)
-    _print(found, conditions, table, notes, as_json)
-
-
-Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, headings, rows
-
-
-def _print(
-    found: Sequence[Any],
-    conditions: dict[str, Any],
-    table: Table,
-    notes: Sequence[str],
-    as_json: bool,
-) -> None:
-    from irpe.cli.console import print_json, print_lines, print_table
-
-    if as_json:
-        print_json({**conditions, "rows": [asdict(each) for each in found]})
-        return
-    title, columns, rows = table
-    print_table(columns, rows, title)
-    print_lines("", *(line for note in notes for line in wrap(note)))
-
-
-def _check_name(model: str | None) -> None:
-    """Raises an error for the folder of a saved model, unless it is also a name."""
+    from irpe.cli.console import ProgressBar, print_json, print_lines, print_table
     from irpe.profile.models import is_known
 
     if model is not None and Path(model).exists() and not is_known(model):
@@ -108,18 +53,57 @@ def _check_name(model: str | None) -> None:
             f"MODEL {model!r} is a path: irpe profile takes the name of a model, such as {_MODEL}; "
             "for a model in memory there is irpe.profile.count_macs"
         )
+    measured = {"--image-size": image_size, "--rounds": rounds}
+    name, texts = model or _MODEL, encoding or [_ENCODING]
+    conditions: dict[str, Any]
+    with ProgressBar() as bar:
+        if paper:
+            others = {"MODEL": model, "--encoding": encoding, "--resolutions": resolutions}
+            _refuse("--paper", {**others, "--compare": compare or None, **measured})
+            from irpe.profile.comparison import compare_with_paper
+
+            found = compare_with_paper(listen=bar)
+            conditions, table = {"tables": [2, 5]}, paper_table(found)
+        elif resolutions is not None:
+            _refuse("--resolutions", {"--compare": compare or None, **measured})
+            if len(texts) > 1:
+                raise UserError(f"--resolutions takes one encoding, not {', '.join(texts)}")
+            from irpe.profile.cost import extra_macs_by_resolution
+
+            found = extra_macs_by_resolution(name, texts[0], parse_sizes(resolutions), bar)
+            conditions, table = {"model": name, "encoding": texts[0]}, _resolutions_table(found)
+        else:
+            if compare:
+                _refuse("--compare", {"--encoding": encoding})
+            import torch
+
+            from irpe.profile.cost import COMPARED, measure_costs
+
+            names: list[str] = [*COMPARED] if compare else texts
+            conditions = {
+                "batch": 1,
+                "rounds": _ROUNDS if rounds is None else rounds,
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+            }
+            refused: dict[str, str] = {}
+            is_list = len(names) > 1  # one that does not fit is an error, of several a note
+            how = (image_size, 1, conditions["rounds"], bar)
+            found = measure_costs(name, names, *how, refused if is_list else None)
+            if is_list and len(refused) == len(names):
+                raise UserError(next(iter(refused.values())))
+            table = _cost_table(found, conditions, refused)
+    if as_json:
+        print_json({**conditions, "rows": [asdict(each) for each in found]})
+        return
+    print_table(table.headings, table.rows, table.title)
+    print_lines("", *(line for note in table.notes for line in wrap(note)))
 
 
 def _refuse(option: str, others: dict[str, object]) -> None:
     given = [name for name, value in others.items() if value is not None]
     if given:
         raise UserError(f"{option} cannot be combined with {', '.join(given)}")
-
-
-def _single(encodings: list[str] | None) -> str:
-    if encodings and len(encodings) > 1:
-        raise UserError(f"--resolutions takes one encoding, not {', '.join(encodings)}")
-    return encodings[0] if encodings else _ENCODING
 
 
 def parse_sizes(text: str) -> list[int]:
@@ -130,7 +114,7 @@ def parse_sizes(text: str) -> list[int]:
     return [int(part) for part in parts]
 
 
-def paper_table(found: "Sequence[Comparison]") -> tuple[Table, list[str]]:
+def paper_table(found: "Sequence[Comparison]") -> Table:
     """Returns what the paper reports beside what is counted, and notes on differences."""
     reasons = list(dict.fromkeys(reason for row in found for reason in row.reasons))
 
@@ -143,21 +127,21 @@ def paper_table(found: "Sequence[Comparison]") -> tuple[Table, list[str]]:
             f"{row.formula_macs / 1e6:.1f}", f"{row.paper_extra_macs / 1e6:.0f}", marks or "ok",
         ]  # fmt: skip
 
-    headings = "model", "params", "paper", "MACs", "paper", "extra", "closed", "paper", "ok"
-    notes = [
-        "Millions. extra: MACs beyond the plain model; closed: the same by the closed formulas. "
-        "ok: extra MACs within 8 % or 2 M of the paper's, parameters as printed there. Totals here "
-        "are up to 0.7 % lower: matrix products and convolutions are counted, the paper's counter "
-        "adds other operations.",
-        *(f"{number}: {reason}" for number, reason in enumerate(reasons, 1)),
-    ]
-    title = "The paper's costs (Tables 2 and 5) beside what is counted on timm's models"
-    return (title, headings, [cells(row) for row in found]), notes
+    return Table(
+        "The paper's costs (Tables 2 and 5) beside what is counted on timm's models",
+        ("model", "params", "paper", "MACs", "paper", "extra", "closed", "paper", "ok"),
+        [cells(row) for row in found],
+        [
+            "Millions. extra: MACs beyond the plain model; closed: the same by the closed "
+            "formulas. ok: extra MACs within 8 % or 2 M of the paper's, parameters as printed "
+            "there. Totals here are up to 0.7 % lower: matrix products and convolutions are "
+            "counted, the paper's counter adds other operations.",
+            *(f"{number}: {reason}" for number, reason in enumerate(reasons, 1)),
+        ],
+    )
 
 
-def _resolutions_table(
-    found: "Sequence[ExtraMacs]", model: str, encoding: str
-) -> tuple[Table, list[str]]:
+def _resolutions_table(found: "Sequence[ExtraMacs]") -> Table:
     def cells(row: "ExtraMacs") -> list[str]:
         extra = [
             text
@@ -166,34 +150,29 @@ def _resolutions_table(
         ]
         return [str(row.resolution), str(row.tokens), f"{row.plain / 1e6:.0f}", *extra]
 
-    headings = "resolution", "tokens", "plain", "direct", "extra", "efficient", "extra"
     most = max(100 * row.efficient / row.plain for row in found)
-    note = (
-        "Millions of MACs for one image, counted. direct: the row of every pair is multiplied; "
-        f"efficient: what the library runs. The efficient form adds at most {most:.2f} %."
+    return Table(
+        f"Extra MACs of {found[0].encoding} on {found[0].model} (Fig. 4)",
+        ("resolution", "tokens", "plain", "direct", "extra", "efficient", "extra"),
+        [cells(row) for row in found],
+        [
+            "Millions of MACs for one image, counted. direct: the row of every pair is multiplied; "
+            f"efficient: what the library runs. The efficient form adds at most {most:.2f} %."
+        ],
     )
-    title = f"Extra MACs of {encoding} on {model} (Fig. 4)"
-    return (title, headings, [cells(row) for row in found]), [note]
-
-
-def _conditions(batch: int, rounds: int) -> dict[str, Any]:
-    import torch
-
-    threads = torch.get_num_threads()
-    return {"batch": batch, "rounds": rounds, "threads": threads, "torch": torch.__version__}
 
 
 def _cost_table(
     found: "Sequence[EncodingCost]", conditions: dict[str, Any], refused: dict[str, str]
-) -> tuple[Table, list[str]]:
-    counted = "encoding", "params", "MACs", "extra", "closed"
-    rounds, batch, threads = (conditions[name] for name in ("rounds", "batch", "threads"))
-    headings = (*counted, "ms", "time", "MB", "extra") if rounds else counted
+) -> Table:
+    headings = ["encoding", "params", "MACs", "extra", "closed"]
     notes = [
         "params, MACs: millions, MACs for one image. extra: beyond the plain model, none; closed: "
         "the extra MACs by the closed formulas."
     ]
+    rounds, batch, threads = (conditions[name] for name in ("rounds", "batch", "threads"))
     if rounds:
+        headings += ["ms", "time", "MB", "extra"]
         notes += [
             f"ms: best of {rounds} forward passes, batch {batch}, float32, on the CPU with "
             f"{threads} thread{'s'[: threads > 1]}. time: relative to the plain model in turns "
@@ -201,18 +180,13 @@ def _cost_table(
             "MB: tensors alive at once in a forward pass, beyond weights, images and bucket maps.",
         ]
     notes += [f"{name} is left out: {reason}" for name, reason in refused.items()]
-    title = f"{found[0].model}, {found[0].resolution} x {found[0].resolution}"
-    return (title, headings, [_cost_cells(row) for row in found]), notes
-
-
-def _cost_cells(row: "EncodingCost") -> list[str]:
-    cells = [
-        row.encoding, f"{row.parameters / 1e6:.3f}", f"{row.macs / 1e6:.0f}",
-        f"{row.extra_macs / 1e6:.1f}", f"{row.formula_macs / 1e6:.1f}",
-    ]  # fmt: skip
-    if row.seconds is None or row.memory is None or row.extra_memory is None:
-        return cells
-    return [
-        *cells, f"{row.seconds * 1e3:.0f}", f"{row.time_ratio:.2f}",
-        f"{row.memory / 2**20:.1f}", f"{row.extra_memory / 2**20:.1f}",
-    ]  # fmt: skip
+    rows: list[list[str]] = []
+    for row in found:
+        cells = [f"{row.parameters / 1e6:.3f}", f"{row.macs / 1e6:.0f}"]
+        cells += [f"{macs / 1e6:.1f}" for macs in (row.extra_macs, row.formula_macs)]
+        if row.seconds is not None:
+            cells += [f"{row.seconds * 1e3:.0f}", f"{row.time_ratio:.2f}"]
+            cells += [f"{(size or 0) / 2**20:.1f}" for size in (row.memory, row.extra_memory)]
+        rows.append([row.encoding, *cells])
+    size = found[0].resolution
+    return Table(f"{found[0].model}, {size} x {size}", headings, rows, notes)

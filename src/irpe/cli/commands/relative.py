@@ -13,7 +13,7 @@ _MODEL = "A model of timm or transformers, or the folder of a run or of a saved 
 _IMAGES = "Folder of pictures, searched to its end; no labels are needed."
 _WEIGHTS = "Weights of a timm model, in a file [those that timm publishes]."
 _SIZE = "Height and width of the images [the model's own]."
-_COUNT = "How many pictures, chosen by --seed."
+_COUNT = "How many of the pictures, chosen at random but always the same."
 _ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp"}
 
 
@@ -28,7 +28,6 @@ def make_relative(
     count: Annotated[int, _COUNT] = 64,
     layer: Annotated[list[int] | None, "An attention that gets tables; repeat it [all]."] = None,
     recalibrate: Annotated[int, "Steps of distillation afterwards.", "STEPS"] = 0,
-    seed: Annotated[int, "Chooses pictures, and those held out."] = 0,
     as_json: Annotated[bool, "Print JSON."] = False,
 ) -> None:
     """Give a trained model relative tables in the place of its absolute encoding.
@@ -48,16 +47,16 @@ def make_relative(
     from irpe.cli.console import ProgressBar, print_json, print_lines
     from irpe.files import write_text
 
-    files = _find_pictures(images, count, seed)
+    files = _find_pictures(images, count)
     made = _open_model(model, weights, image_size)
     inputs = _read_pictures(made, files)
     original = copy.deepcopy(made) if recalibrate else None
     with ProgressBar() as bar:
-        found = irpe.make_relative(made, inputs, encoding, layers=layer, seed=seed, listen=bar)
+        found = irpe.make_relative(made, inputs, encoding, layers=layer, listen=bar)
         distilled = None
         if original is not None:
             distilled = irpe.recalibrate(
-                made, original, inputs, steps=recalibrate, seed=seed,
+                made, original, inputs, steps=recalibrate,
                 checkpoint=output / "recalibration.pt", listen=bar,
             )  # fmt: skip
     irpe.save_equipped(made, output)
@@ -79,7 +78,6 @@ def positions_in(
     weights: Annotated[Path | None, _WEIGHTS, "FILE"] = None,
     image_size: Annotated[int | None, _SIZE] = None,
     count: Annotated[int, _COUNT] = 64,
-    seed: Annotated[int, "Chooses pictures, and those held out."] = 0,
     output: Annotated[Path, "The picture, .png or .svg.", "FILE"] = Path("positions-in.png"),
 ) -> None:
     """How well a patch's row and column can be read from the tokens of a model.
@@ -93,15 +91,15 @@ def positions_in(
     import irpe
     from irpe.cli.console import print_lines
 
-    files = _find_pictures(images, count, seed)
+    files = _find_pictures(images, count)
     made = _open_model(model, weights, image_size)
-    probe = irpe.position_probe(made, _read_pictures(made, files), seed=seed)
+    probe = irpe.position_probe(made, _read_pictures(made, files))
     print_lines(str(probe), "")
     write_figure(probe.figure(), output)
 
 
-def _find_pictures(folder: Path, count: int, seed: int) -> list[Path]:
-    """Returns some of the pictures in a folder, in an order that the seed chooses."""
+def _find_pictures(folder: Path, count: int) -> list[Path]:
+    """Returns some of the pictures in a folder, always the same in the same random order."""
     import random
 
     if not folder.is_dir():
@@ -112,7 +110,7 @@ def _find_pictures(folder: Path, count: int, seed: int) -> list[Path]:
             f"--images {folder} has {len(found)} pictures ({', '.join(sorted(_ENDINGS))}), --count "
             f"is {count}: at least 4 are needed, 64 are better"
         )
-    return random.Random(seed).sample(found, min(count, len(found)))
+    return random.Random(0).sample(found, min(count, len(found)))
 
 
 def _read_pictures(model: "nn.Module", files: list[Path]) -> "Tensor":

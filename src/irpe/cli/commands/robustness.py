@@ -1,10 +1,12 @@
 """`irpe show robustness`: trained models on images of other sizes, and shifted."""
 
+import dataclasses
 import json
-import statistics
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
+from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Any
 
 from irpe.cli.load import find_model
@@ -12,6 +14,9 @@ from irpe.errors import UserError
 from irpe.extras import require_installed
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from irpe.train.config import RunConfig
     from irpe.train.run import Run
     from irpe.train.task import Condition, Task
 
@@ -36,7 +41,6 @@ def robustness(
         list[str] | None, "Name of a group; repeat it for each, in order [their encodings]."
     ] = None,
     data: Annotated[str | None, "The images, as in irpe eval [those of the runs]."] = None,
-    split: Annotated[str | None, "Of segmenters: the split [that of the runs]."] = None,
     output: Annotated[Path, "The picture, .png or .svg.", "FILE"] = Path("robustness.png"),
     as_json: Annotated[bool, "Print JSON."] = False,
 ) -> None:
@@ -55,10 +59,10 @@ def robustness(
     """
     require_installed("train", "accelerate", "timm")
     require_installed("viz", "matplotlib")
-    for run in runs:
-        find_model(run)
-    _check_once(runs)
-    from irpe.ablation.robustness import name_groups
+    paths = [run.resolve() for run in map(find_model, runs)]
+    for run, path in zip(runs, paths, strict=True):
+        if paths.count(path) > 1:
+            raise UserError(f"{run} is given twice: give each run once")
     from irpe.cli.console import ProgressBar, print_lines
     from irpe.files import check_writable, write_text
     from irpe.progress import silent
@@ -67,6 +71,7 @@ def robustness(
     from irpe.train.run import Run
     from irpe.viz import plot_robustness, save_figure
     from irpe.viz.canvas import FORMATS, check_output
+    from irpe.viz.scores import text_of
 
     values = check_output(output, FORMATS).with_suffix(".json")
     check_writable(values)
@@ -77,10 +82,10 @@ def robustness(
     labels, accelerator = name_groups(opened, label or []), make_accelerator()
     if accelerator.num_processes > 1:
         raise UserError("robustness is measured in one process: start it without torchrun")
-    first = _open(opened[0], data, split)[0]
+    first = _open(opened[0], data)[0]
     axes, measure = _axes(first, sizes, moves), first.measures[0]
     for run in opened:  # all of them are checked before the first is evaluated
-        task = _open(run, data, split)[0]
+        task = _open(run, data)[0]
         for condition in (each for axis in axes.values() for each in axis.values()):
             task.open("val", condition, silent)
     curves: dict[str, Curves] = {axis: {each: {} for each in labels} for axis in axes}
@@ -88,20 +93,21 @@ def robustness(
     entries: list[dict[str, Any]] = []
     with ProgressBar() as bar:
         for run, name in zip(opened, labels, strict=True):
-            pair = _open(run, data, split)
-            config, found, count = pair[0].config, {axis: dict[str, float]() for axis in axes}, 0
+            pair = _open(run, data)
+            config, count = pair[0].config, 0
+            found: dict[str, dict[str, float]] = {}
             for axis, conditions in axes.items():
+                of_axis = found[f"{measure.key}_by_{axis}"] = {}
                 each = evaluate(pair, list(conditions.values()), accelerator, None, bar)
                 for at, evaluation in zip(conditions, each, strict=True):
-                    value, count = evaluation.score.value, evaluation.score.num_images
-                    curves[axis][name].setdefault(at, []).append(value)
-                    spread = statistics.pstdev(evaluation.score.values or (value,))
-                    errors[axis][name].setdefault(at, []).append(spread / count**0.5)
-                    found[axis][_text(at)] = value
-            by_axis = {f"{measure.key}_by_{axis}": of_axis for axis, of_axis in found.items()}
+                    score, count = evaluation.score, evaluation.score.num_images
+                    error = pstdev(score.values or (score.value,)) / count**0.5
+                    curves[axis][name].setdefault(at, []).append(score.value)
+                    errors[axis][name].setdefault(at, []).append(error)
+                    of_axis[text_of(at)] = score.value
             entries.append({
                 "path": str(run), "label": name, "seed": config.seed, "data": config.data,
-                "num_images": count, "image_size": getattr(config, "image_size", None), **by_axis,
+                "num_images": count, "image_size": getattr(config, "image_size", None), **found,
             })  # fmt: skip
     text = json.dumps({"runs": entries}, indent=2) + "\n"
     write_text(values, text)
@@ -112,8 +118,9 @@ def robustness(
     if as_json:
         print_lines(text.rstrip("\n"))
         return
-    for axis, of_axis in curves.items():
-        _print_curves(f"{measure.name} by {_TITLES[axis]}", of_axis, 1 if measure.unit else 3)
+    for axis, of_groups in curves.items():
+        print_lines(f"{measure.name} by {_TITLES[axis]}")
+        _print_curves(of_groups, 1 if measure.unit else 3)
     print_lines(f"wrote {values}", f"wrote {output}")
 
 
@@ -125,13 +132,11 @@ _TITLES = {
 }
 
 
-def _open(run: "Run", data: str | None, split: str | None) -> "tuple[Task, Any]":
+def _open(run: "Run", data: str | None) -> "tuple[Task, Any]":
     """Returns the task of a run and its model, with the images that are asked for."""
     task, model = run.open()
     if data is not None:
         task.config = task.config.with_data(data)
-    if split is not None:
-        task.config = task.config.replace(val_split=split)
     return task, model
 
 
@@ -158,14 +163,12 @@ def _axes(task: "Task", sizes: str | None, moves: str) -> "dict[str, dict[At, Co
 
 def _default_sizes(task: Any) -> list[tuple[int, int]]:
     """Returns sizes from three quarters to one and a half of a run's own, in whole patches."""
-    own, patch = task.config.input_shape[1:], task.patch
-    return [
-        (rows, columns)
-        for scale in _SCALES
-        for rows, columns in [
-            tuple(max(1, round(Fraction(side, patch) * scale)) * patch for side in own)
-        ]
-    ]
+    patch, (rows, columns) = task.patch, task.config.input_shape[1:]
+
+    def scaled(side: int, scale: Fraction) -> int:
+        return max(1, round(Fraction(side, patch) * scale)) * patch
+
+    return [(scaled(rows, scale), scaled(columns, scale)) for scale in _SCALES]
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -183,39 +186,63 @@ def _number(part: str, text: str) -> float:
         raise UserError(f"{text!r}: {part!r} is not a number, as in 1,1.5,2") from None
 
 
-def _text(at: At) -> str:
-    """Returns how a condition is called: 48 for a square, 32x64, or a number."""
-    if isinstance(at, tuple):
-        return str(at[0]) if at[0] == at[1] else f"{at[0]}x{at[1]}"
-    return f"{at:g}"
-
-
-def _check_once(runs: Sequence[Path]) -> None:
-    """Raises an error if a run is given twice."""
-    paths = [run.resolve() for run in runs]
-    for run, path in zip(runs, paths, strict=True):
-        if paths.count(path) > 1:
-            raise UserError(f"{run} is given twice: give each run once")
-
-
-def _print_curves(
-    title: str, curves: Mapping[str, Mapping[At, Sequence[float]]], digits: int
-) -> None:
+def _print_curves(curves: Mapping[str, Mapping[At, Sequence[float]]], digits: int) -> None:
     """Prints the mean of each group, and half the distance between its best and worst seed."""
-    from irpe.cli.console import print_lines, print_table
+    from irpe.cli.console import print_table
+    from irpe.viz.scores import text_of
+
+    def cell(scores: Sequence[float]) -> str:
+        half = (max(scores) - min(scores)) / 2
+        return f"{fmean(scores):.{digits}f}" + f"±{half:.{digits}f}" * (len(scores) > 1)
 
     conditions = list(next(iter(curves.values())))
-    print_lines(title)
     for start in range(0, len(conditions), _COLUMNS):
         shown = conditions[start : start + _COLUMNS]
-        rows = [
-            [label, *(_cell(scores[condition], digits) for condition in shown)]
-            for label, scores in curves.items()
-        ]
-        print_table(["", *map(_text, shown)], rows)
+        rows = [[label, *(cell(found[at]) for at in shown)] for label, found in curves.items()]
+        print_table(["", *map(text_of, shown)], rows)
 
 
-def _cell(scores: Sequence[float], digits: int) -> str:
-    half = (max(scores) - min(scores)) / 2
-    spread = f"±{half:.{digits}f}" if len(scores) > 1 else ""
-    return f"{statistics.mean(scores):.{digits}f}{spread}"
+def name_groups(runs: "Sequence[Run]", labels: Sequence[str]) -> list[str]:
+    """Returns the label of each run's group: runs that differ in the seed alone are a group.
+
+    Args:
+        runs: The runs.
+        labels: A name for each group, in the order of their first runs; empty: names made from
+            the encodings.
+    """
+    configs = [run.config for run in runs]
+    keys = [config.replace(seed=0).to_json() for config in configs]
+    first = [keys.index(key) for key in dict.fromkeys(keys)]
+    if labels and len(labels) != len(first):
+        raise UserError(
+            f"{len(labels)} labels for {len(first)} groups of runs (runs that differ in the seed "
+            "alone are a group): give one label for each, in the order of "
+            f"{', '.join(str(runs[index]) for index in first)}"
+        )
+    names = list(labels) or [label_encodings(configs[n], runs[n].load()) for n in first]
+    for group, name in enumerate(names):
+        one, other = configs[first[names.index(name)]], configs[first[group]]
+        if one is not other:
+            fields = [each.name for each in dataclasses.fields(one) if each.name != "seed"]
+            differ = [each for each in fields if getattr(one, each) != getattr(other, each)]
+            raise UserError(
+                f"two groups of runs are called {name!r}, and differ in {', '.join(differ)}: give "
+                f"each of the {len(first)} groups a label of its own"
+            )
+    return [names[first.index(keys.index(key))] for key in keys]
+
+
+def label_encodings(config: "RunConfig", model: "nn.Module") -> str:
+    """Returns a short name for the encodings of a run, such as "absolute + K"."""
+    keys = list(model.state_dict())
+    parts: list[str] = []
+    if config.absolute == "sinusoid":
+        parts.append("sinusoid")
+    elif any(key.split(".")[-1] == "pos_embed" for key in keys):
+        parts.append("absolute")
+    if any(key.endswith("relative_position_bias_table") for key in keys):
+        parts.append("built-in bias")
+    if config.encoding != "none":
+        usual = re.fullmatch("product-contextual-([qkv]+)", config.encoding)
+        parts.append(usual[1].upper() if usual else config.encoding)
+    return " + ".join(parts) or "none"

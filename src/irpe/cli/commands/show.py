@@ -38,7 +38,6 @@ def buckets(
     specs: Annotated[list[str] | None, "Encodings [the four methods].", "ENCODING"] = None,
     *,
     grid: Annotated[str, "The grid of patches.", "ROWSxCOLUMNS"] = "14x14",
-    prefix: Annotated[int, "Tokens before the patches."] = 1,
     at: Annotated[
         list[str] | None, "A reference patch; repeat it [corner and centre].", "ROW,COLUMN"
     ] = None,
@@ -58,10 +57,16 @@ def buckets(
         irpe show buckets product-contextual-k@1.9 --grid 7x28 --at 3,14
         irpe show buckets cross-bias-k --grid 14x14 --keys 7x7
     """
+    from irpe.core.encodings import RPESpec, parse_encoding
     from irpe.viz import plot_buckets, plot_positions
 
-    for spec in specs or []:
-        _check_num_buckets(spec)
+    for text in specs or []:
+        spec = parse_encoding(text)
+        counts = spec.num_buckets(2, 1) if isinstance(spec, RPESpec) else ()
+        if any(count > _MOST_BUCKETS for count in counts):  # more than integers can count
+            raise UserError(
+                f"{text} has more than {_MOST_BUCKETS:,} buckets: write a smaller ratio or beta"
+            )
     references = [parse_patch(text) for text in at] if at else None
     chosen: dict[str, Any] = {"specs": specs} if specs else {}
     if keys or points:
@@ -69,7 +74,7 @@ def buckets(
         figure = plot_positions(positions, references=references, **chosen)
     else:
         shape = parse_grid(grid)
-        figure = plot_buckets(**chosen, grid=shape, num_prefix_tokens=prefix, references=references)
+        figure = plot_buckets(**chosen, grid=shape, references=references)
     write_figure(figure, output)
 
 
@@ -81,7 +86,6 @@ def cost(
     encoding: Annotated[list[str] | None, "An encoding; repeat it [product-contextual-k]."] = None,
     resolutions: Annotated[str, "Sides of the images.", "PIXELS,..."] = "224,384,512,768,1024",
     compare: Annotated[bool, "Extra time and memory instead (Fig. 10)."] = False,
-    rounds: Annotated[int, "Timed forward passes, for --compare."] = 10,
     output: Annotated[Path, _PICTURE, "FILE"] = Path("cost.png"),
 ) -> None:
     """Extra MACs by resolution (Fig. 4), or time and memory (Fig. 10).
@@ -90,17 +94,29 @@ def cost(
     those of `irpe profile --resolutions` and `irpe profile --compare`.
 
     Examples:
-        irpe show cost --compare -e product-contextual-k -e shaw
+        irpe show cost --compare --encoding K --encoding shaw
     """
     from irpe.cli.commands.profile import parse_sizes
+    from irpe.profile.cost import extra_macs_by_resolution, measure_costs
+    from irpe.viz import plot_cost_bars, plot_cost_curves
     from irpe.viz.canvas import FORMATS, check_output
 
     check_output(output, FORMATS)
     encodings = encoding or ["product-contextual-k"]
     if compare:
-        write_figure(_cost_bars(model, encodings, rounds), output)
-    else:
-        write_figure(_cost_curves(model, encodings, parse_sizes(resolutions)), output)
+        costs, plain = measure_costs(model, encodings), "the plain model"
+        named = {plain if cost is costs[0] else cost.encoding: cost for cost in costs}
+        times = {name: cost.time_ratio or 0.0 for name, cost in named.items()}
+        memory = {name: float(cost.memory or 0) for name, cost in named.items()}
+        write_figure(plot_cost_bars(times, memory, reference=plain), output)
+        return
+    sizes, macs = parse_sizes(resolutions), dict[str, list[int]]()
+    found = {each: extra_macs_by_resolution(model, each, sizes) for each in encodings}
+    for each, rows in found.items():
+        macs[f"{each}, direct"] = [row.direct for row in rows]
+        macs[f"{each}, efficient"] = [row.efficient for row in rows]
+    plain_macs = [row.plain for row in found[encodings[0]]]
+    write_figure(plot_cost_curves(sizes, macs, plain_macs), output)
 
 
 def write_figure(figure: "Figure", output: Path) -> None:
@@ -165,41 +181,3 @@ def _read_points(path: Path) -> "Points":
     if not rows:
         raise UserError(f"{path} is empty: a point on each line, a row and a column")
     return Points(torch.tensor(rows))
-
-
-def _cost_curves(model: str, encodings: list[str], sizes: list[int]) -> "Figure":
-    from irpe.profile.resolutions import extra_macs_by_resolution
-    from irpe.viz import plot_cost_curves
-
-    curves: dict[str, list[int]] = {}
-    plain: list[int] = []
-    for encoding in encodings:
-        rows = extra_macs_by_resolution(model, encoding, sizes)
-        curves[f"{encoding}, direct"] = [row.direct for row in rows]
-        curves[f"{encoding}, efficient"] = [row.efficient for row in rows]
-        plain = [row.plain for row in rows]
-    return plot_cost_curves(sizes, curves, plain)
-
-
-def _cost_bars(model: str, encodings: list[str], rounds: int) -> "Figure":
-    from irpe.profile.cost import measure_costs
-    from irpe.viz import plot_cost_bars
-
-    costs = measure_costs(model, encodings, rounds=max(1, rounds))
-    plain = "the plain model"
-    names = [plain, *(cost.encoding for cost in costs[1:])]
-    times = {name: cost.time_ratio or 0.0 for name, cost in zip(names, costs, strict=True)}
-    memory = {name: float(cost.memory or 0) for name, cost in zip(names, costs, strict=True)}
-    return plot_cost_bars(times, memory, reference=plain)
-
-
-def _check_num_buckets(text: str) -> None:
-    """Raises an error for an encoding with more buckets than integers can count."""
-    from irpe.core.encodings import RPESpec, parse_encoding
-
-    spec = parse_encoding(text)
-    counts = spec.num_buckets(2, 1) if isinstance(spec, RPESpec) else ()
-    if any(count > _MOST_BUCKETS for count in counts):
-        raise UserError(
-            f"{text} has more than {_MOST_BUCKETS:,} buckets: write a smaller ratio or beta"
-        )

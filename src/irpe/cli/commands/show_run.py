@@ -108,7 +108,7 @@ def locality(
     calls, _ = capture_run(run, images or [])
     from irpe.cli.console import print_table
     from irpe.viz import measure_locality, plot_locality
-    from irpe.viz.head_maps import short_name
+    from irpe.viz.attention_maps import short_name
 
     measured = measure_locality(calls)
     figure = plot_locality(measured)
@@ -144,15 +144,13 @@ def training(
     from irpe.train.run import Run
     from irpe.viz import plot_training
 
-    labels = [Run(run).label for run in runs]
-    pairs = {(run.name, label) for run, label in zip(runs, labels, strict=True)}
-    is_unique = len(pairs) == len(runs)
+    opened = [Run(run) for run in runs]
+    num_names = len({(run.name, each.label) for run, each in zip(runs, opened, strict=True)})
     metrics: dict[str, list[Any]] = {}
-    for run, label in zip(runs, labels, strict=True):
-        metrics.setdefault(label if is_unique else str(run), []).append(Run(run).metrics())
-    first, measure = Run(runs[0]), None
-    if first.exists:
-        measure = find_task(first.config.task).measures[0]
+    for each in opened:
+        name = each.label if num_names == len(runs) else str(each)
+        metrics.setdefault(name, []).append(each.metrics())
+    measure = find_task(opened[0].config.task).measures[0] if opened[0].exists else None
     write_figure(plot_training(metrics, measure), output)
 
 

@@ -1,4 +1,4 @@
-"""Fig. 4 and 10: what an encoding costs, drawn from measured values."""
+"""What an encoding costs, drawn from measured values: Fig. 4 and 10, and times on a GPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,8 +8,9 @@ from irpe.errors import UserError
 from irpe.viz.canvas import COLUMN, new_figure, panels, styled
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from irpe.profile.gpu import GpuReport
 
 _MARKS = "osD^vP*X"
 
@@ -37,44 +38,26 @@ def plot_cost_curves(
             )
     figure = new_figure(COLUMN, 4.8 + 0.4 * len(macs))
     axes = figure.subplots()
+    near: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 6}
     for index, (name, values) in enumerate(macs.items()):
         shares = [100 * value / whole for value, whole in zip(values, plain, strict=True)]
-        axes.plot(
-            resolutions,
-            shares,
-            marker=_MARKS[index % len(_MARKS)],
-            markersize=3.5,
-            color=COLOURS[index % len(COLOURS)],
-            label=name if any(shares) else f"{name}: nothing",
-        )
+        mark, colour = _MARKS[index % len(_MARKS)], COLOURS[index % len(COLOURS)]
+        label = name if any(shares) else f"{name}: nothing"
+        axes.plot(resolutions, shares, marker=mark, markersize=3.5, color=colour, label=label)
         for at in (0, -1) if any(shares) else ():
-            _write_share(axes, resolutions[at], shares[at])
+            axes.annotate(f"{shares[at]:.2g} %", (resolutions[at], shares[at]), (0, 4), **near)
     axes.grid(axis="y")
     if any(value > 0 for values in macs.values() for value in values):
-        _scale_by_factors(axes)
+        from matplotlib.ticker import NullFormatter, StrMethodFormatter
+
+        axes.set_yscale("log")  # else small costs are a line at the bottom
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.margins(x=0.08, y=0.15)
     axes.set(xlabel="resolution, in pixels", ylabel="extra MACs, in %")
     axes.set_xticks(list(resolutions))
     figure.legend(loc="outside upper center")
     return figure
-
-
-def _write_share(axes: "Axes", resolution: int, share: float) -> None:
-    place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": 6}
-    axes.annotate(f"{share:.2g} %", (resolution, share), (0, 4), **place)
-
-
-def _scale_by_factors(axes: "Axes") -> None:
-    """Gives equal factors equal heights, so that small costs are not a line at the bottom."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
-
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(FuncFormatter(_plain_number))
-    axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.margins(x=0.08, y=0.15)
-
-
-def _plain_number(value: float, _: object) -> str:
-    return f"{value:g}"
 
 
 @styled
@@ -109,4 +92,44 @@ def plot_cost_bars(
         axes.axvline(0, color="black", linewidth=0.6)
         axes.invert_yaxis()
         axes.set(xlabel=f"{label} beyond {reference}, in %")
+    return figure
+
+
+@styled
+def plot_gpu_times(report: "GpuReport") -> "Figure":
+    """Returns the times of a GPU report: a point for each implementation, the chosen one filled.
+
+    Args:
+        report: What `irpe.profile.gpu.measure_gpu` returns.
+
+    Examples:
+        >>> import irpe.viz
+        >>> from irpe.profile.gpu import AttentionTimes, GpuReport  # measure_gpu returns one
+        >>> row = AttentionTimes("ViT-S", "K", True, "fast", 1.0, {"fast": 1.2}, {})
+        >>> figure = irpe.viz.plot_gpu_times(GpuReport("a GPU", {}, [row]))
+    """
+    if not report.attentions:
+        raise UserError("a report without attentions: measure at least one size and encoding")
+    names = sorted({name for row in report.attentions for name in row.ms})
+    uses = sorted({row.training for row in report.attentions}, reverse=True)
+    figure = new_figure(2 * COLUMN, 0.5 * len(report.attentions) + 3.0 * len(uses))
+    for (axes,), training in zip(panels(figure, len(uses), 1), uses, strict=True):
+        rows = [row for row in report.attentions if row.training == training]
+        for index, name in enumerate(names):
+            colour, label = COLOURS[index % len(COLOURS)], name
+            for place, row in enumerate(rows):
+                time = row.ms.get(name)
+                if time is None:
+                    continue
+                face, ratio = colour if name == row.chosen else "none", time / row.without_ms
+                style: dict[str, Any] = {"color": colour, "mfc": face, "markersize": 4}
+                axes.plot(ratio, place, "o", label=label, **style)
+                label = "_nolegend_"
+        axes.set_yticks(range(len(rows)), [f"{row.model}, {row.encoding}" for row in rows])
+        axes.invert_yaxis()
+        axes.axvline(1, color="black", linewidth=0.6)
+        axes.grid(axis="x")
+        use = "training step" if training else "forward pass"
+        axes.set(xlabel=f"time of a {use}, relative to attention without an encoding")
+    figure.axes[0].legend(title=f"{report.device}; filled: taken by auto")
     return figure
