@@ -163,7 +163,7 @@ def test_without_a_compiler_the_installation_is_pure_and_works(kind, core, tmp_p
     python = make_environment(tmp_path / "venv", *alone, *wanted, base=core)
     said = run(python, "-c", EXPLAIN, cwd=tmp_path)
     assert said.startswith("fast: ")
-    assert "not native: this installation has no compiled library" in said
+    assert "not native: this installation has no compiled kernels" in said
 
 
 def test_the_description_of_a_release_has_no_relative_link(tmp_path, monkeypatch):

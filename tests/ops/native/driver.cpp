@@ -54,16 +54,19 @@ bool run(long number) {
   std::vector<Map> maps;
   for (long m = 0; m < c.num_maps; ++m) {
     long count = draw(1, 40);
-    std::vector<int32_t> ids(c.queries * c.keys);
-    for (int32_t& id : ids) id = static_cast<int32_t>(draw(0, count - 1));
-    int64_t size;
+    std::vector<int16_t> ids(c.queries * c.keys);
+    for (int16_t& id : ids) id = static_cast<int16_t>(draw(0, count - 1));
     maps.push_back({nullptr, nullptr, count});
+    auto make_plan = [&](long buckets, int of_queries, uint16_t** plan) {
+      return of_queries ? irpe_make_plan(ids.data(), 16, c.queries, c.keys, c.keys, 1, buckets, 1, plan)
+                        : irpe_make_plan(ids.data(), 16, c.keys, 1, c.queries, c.keys, buckets, 0, plan);
+    };
     for (int of_queries : {0, 1}) {
-      int32_t* plan = irpe_make_plan(ids.data(), c.queries, c.keys, count, of_queries, &size);
-      if (plan == nullptr) return false;
+      uint16_t* plan;
+      if (make_plan(count, of_queries, &plan) != DONE) return false;
       (of_queries ? maps.back().of_queries : maps.back().of_keys) = plan;
+      if (make_plan(0, of_queries, &plan) != BAD_ID) return false;
     }
-    if (irpe_make_plan(ids.data(), c.queries, c.keys, 0, 0, &size) || size != -BAD_ID) return false;
     rows += count;
   }
   c.maps = maps.data();
@@ -94,7 +97,7 @@ bool run(long number) {
     is_done = is_done && is_finite(array->data);
   for (const auto& gradient : gradients) is_done = is_done && is_finite(gradient);
   for (const Map& map : maps)
-    irpe_free(const_cast<int32_t*>(map.of_keys)), irpe_free(const_cast<int32_t*>(map.of_queries));
+    irpe_free(const_cast<uint16_t*>(map.of_keys)), irpe_free(const_cast<uint16_t*>(map.of_queries));
   return is_done;
 }
 

@@ -23,8 +23,7 @@ _MOST_ROWS = 4096  # of all maps: a block of queries has an element for each
 
 def supports(call: AttentionCall) -> str | None:
     """Returns why the call cannot be computed here, or `None` if it can."""
-    missing = _why_unavailable()
-    if missing is not None:
+    if missing := _why_unavailable():
         return missing
     q, mask = call.q, call.mask
     if q.device.type != "cpu":
@@ -95,21 +94,12 @@ class NativePasses:
 
 def _inputs(call: AttentionCall) -> Inputs:
     dim = call.q.shape[3]
-    return Inputs(
-        q=call.q,
-        k=call.k,
-        v=call.v,
-        table_q=call.table_q,
-        table_k=call.table_k,
-        query=_join(call.query_tables, dim),
-        key=_join(call.key_tables, dim),
-        value=_join(call.value_tables, dim),
-        bias=_join(call.bias_tables, 0),
-        mask=call.mask,
-        ids=[bucket_map.compact_ids for bucket_map in call.maps],
-        rows=[bucket_map.num_used_buckets for bucket_map in call.maps],
-        scale=call.scale,
-    )
+    query, key, value = (_join(tables, dim) for tables in call[6:9])
+    tables = (query, key, value, _join(call.bias_tables, 0))
+    ids = [bucket_map.compact_ids for bucket_map in call.maps]
+    rows = [bucket_map.num_used_buckets for bucket_map in call.maps]
+    q, k, v, table_q, table_k, mask = call[:6]
+    return Inputs(q, k, v, table_q, table_k, *tables, mask, ids, rows, call.scale)
 
 
 def _join(tables: Sequence[Tensor], dim: int) -> Tensor | None:

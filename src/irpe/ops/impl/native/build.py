@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -44,16 +44,21 @@ def why_not() -> str | None:
     return None if find_compiler() else "no C++ compiler (c++, g++ or clang++) was found"
 
 
-def installed() -> str:
-    """Returns whether there are kernels that can be used, in words."""
-    paths = [library_path(width) for width in WIDTHS]
+def why_unusable(widths: Iterable[str] = WIDTHS) -> str | None:
+    """Returns why the libraries of some widths cannot be used, or `None` if they can be."""
     if os.environ.get("IRPE_NATIVE") == "0":
         return "the compiled kernels are switched off by IRPE_NATIVE=0"
+    paths = [library_path(width) for width in widths]
     if not all(path.exists() for path in paths):
         return "this installation has no compiled kernels"
     if not all(source_hash().encode() in path.read_bytes() for path in paths):
         return "the compiled kernels are older than their sources: reinstall irpe"
-    return f"with compiled kernels for {' and '.join(WIDTHS)}"
+    return None
+
+
+def installed() -> str:
+    """Returns whether there are kernels that can be used, in words."""
+    return why_unusable() or f"with compiled kernels for {' and '.join(WIDTHS)}"
 
 
 def find_compiler() -> str | None:

@@ -1,50 +1,26 @@
-"""What Python passes to the kernels: the structures of kernel/call.h, field by field."""
+"""What Python passes to the kernels: the fields of `Call` in kernel/call.h, of 8 bytes each."""
 
 import ctypes
 
-POINTER, INT = ctypes.c_void_p, ctypes.c_int64
-TOKENS = (
-    *("q", "k", "v", "table_q", "table_k"),
-    *("out", "grad_out", "grad_q", "grad_k", "grad_v", "grad_table_q", "grad_table_k"),
+
+def _fields(names: str, parts: str) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(f"{name}_{part}" for part in parts.split()) for name in names.split()}
+
+
+_SIZES = ("batch", "heads", "queries", "keys", "dim", "num_maps", "threads", "scale")
+TOKENS = _fields(
+    "q k v table_q table_k out grad_out grad_q grad_k grad_v grad_table_q grad_table_k",
+    "data batch head token",  # the address, and strides
 )
-TABLES = ("query", "key", "value", "bias")
-NO_MEMORY = 1  # what a kernel returns without memory; 0 if it is done
-
-
-class Tokens(ctypes.Structure):
-    """Queries, keys, values or a gradient: (batch, heads, tokens, dim), the last axis dense."""
-
-    _fields_ = [("data", POINTER), *((axis, INT) for axis in ("batch", "head", "token"))]
-
-
-class Table(ctypes.Structure):
-    """The rows in use of all maps, (heads or 1, rows, dim), and where their gradient goes."""
-
-    _fields_ = [("data", POINTER), ("gradient", POINTER), ("heads", INT)]
-
-
-class Mask(ctypes.Structure):
-    """Scores to add, by strides, which are 0 where it is broadcast."""
-
-    _fields_ = [("data", POINTER), *((axis, INT) for axis in ("batch", "head", "query", "key"))]
-
-
-class Map(ctypes.Structure):
-    """The plans of a map, and how many rows it uses."""
-
-    _fields_ = [("of_keys", POINTER), ("of_queries", POINTER), ("rows", INT)]
+TABLES = _fields("query key value bias", "data gradient heads")
+MASK = _fields("mask", "data batch head query key")
+_PARTS = [part for parts in (TOKENS | TABLES | MASK).values() for part in parts]
 
 
 class Call(ctypes.Structure):
-    """A call of the forward or the backward pass."""
+    """A call of the forward or the backward pass; what is not given is 0."""
 
     _fields_ = [
-        *((n, INT) for n in ("batch", "heads", "queries", "keys", "dim", "num_maps", "threads")),
-        ("scale", ctypes.c_double),
-        *((name, Tokens) for name in TOKENS),
-        *((name, Table) for name in TABLES),
-        ("mask", Mask),
-        ("maps", ctypes.POINTER(Map)),
-        ("normalizers", POINTER),
-        ("parallel_for", POINTER),
+        (name, ctypes.c_double if name == "scale" else ctypes.c_int64)
+        for name in (*_SIZES, *_PARTS, "maps", "normalizers", "parallel_for")
     ]

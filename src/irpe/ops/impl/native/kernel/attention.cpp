@@ -17,7 +17,6 @@ struct Range {
   long first, count;  // of some tokens
   long vectors() const { return divide_up(count, WIDTH); }
 };
-
 struct KeyGradients {
   float *k, *v, *table_k;  // of a head: [key][dim]
 };
@@ -38,12 +37,11 @@ class Worker {
   void begin_queries(Range queries);
   void begin_gradients(Range queries);
   void add_keys(const KeyGradients& sums, bool adds) const;
-  void make_scores(Range queries, long block, Range keys);
+  void make_scores(Range queries, long block, Range keys, bool backward);
 
   Rows at(const Tokens& x, long token) const {
     return {x.data + image * x.batch + head * x.head + token * x.token, x.token};
   }
-  // Rows of lanes, and rows of a padded head.
   static Rows lanes(float* data) { return {data, LANES}; }
   Rows padded(float* data) const { return {data, dim}; }
   void to_lanes(const Tokens& x, Range tokens, float factor, float* out) const {
@@ -62,25 +60,30 @@ class Worker {
   Range keys_of(long block) const {
     return {block * key_size, smaller(key_size, c.keys - block * key_size)};
   }
-  // The streams of a block of keys with a vector of queries as lanes, and of a block of queries
-  // with a vector of keys.
-  const int32_t* of_keys_at(long map, long query, long block) const {
+  // Where the elements of a key are in `key_scores` and `key_sums`.
+  long at_key(long key) const { return key / LANES * rows * LANES + key % LANES; }
+  // Streams: of a block of keys for a vector of queries, of a block of queries for one of keys.
+  Stream of_keys_at(long map, long query, long block) const {
     return stream_of(c.maps[map].of_keys, query / WIDTH * key_blocks + block);
   }
-  const int32_t* of_queries_at(long map, long key, long query) const {
+  Stream of_queries_at(long map, long key, long query) const {
     return stream_of(c.maps[map].of_queries, key / WIDTH * query_blocks + query / query_size);
   }
-  void expand_rows(const float* source, Range queries, long block, float* out) const {
+  template <int COUNT>
+  void expand_rows(float* const (&sources)[COUNT], Range queries, long block,
+                   float* const (&out)[COUNT]) const {
     for (long m = 0, row = 0; m < c.num_maps; row += c.maps[m++].rows)
       for (long lane = 0; lane < queries.count; lane += WIDTH)
-        expand(of_keys_at(m, queries.first + lane, block), source + row * LANES + lane, LANES,
-               out + lane, LANES, row > 0);
+        expand<LANES>(of_keys_at(m, queries.first + lane, block), sources, row * LANES + lane, out,
+                      lane, row > 0);
   }
-  void collect_rows(const float* in, Range queries, long block, float* sums) const {
+  template <int COUNT>
+  void collect_rows(float* const (&in)[COUNT], Range queries, long block,
+                    float* const (&sums)[COUNT]) const {
     for (long m = 0, row = 0; m < c.num_maps; row += c.maps[m++].rows)
       for (long lane = 0; lane < queries.count; lane += WIDTH)
-        collect(of_keys_at(m, queries.first + lane, block), in + lane, LANES,
-                sums + row * LANES + lane, LANES);
+        collect<LANES>(of_keys_at(m, queries.first + lane, block), in, lane, sums,
+                       row * LANES + lane);
   }
 
   const Call& c;
@@ -100,21 +103,19 @@ class Worker {
   float* squares;          // [query of a block][lane of keys]
   // [query of a block][dim], [key][dim], [row][dim], with dim as long as whole vectors.
   float *q_rows, *table_q_rows, *grad_rows, *k_rows, *query_rows;
-  float *key_scores, *key_sums;              // [row][key]
+  float *key_scores, *key_sums;              // [block of LANES keys][row][lane]
   KeyGradients own, begun, *of_keys = &own;  // begun: of a head that the worker before began
   float *sum_query, *sum_key, *sum_value, *sum_bias;  // [head of the table][row][dim]
 };
 
 Worker::Worker(const Call& call, long number, float* memory, bool backward) : c(call) {
   for (long m = 0; m < c.num_maps; ++m) rows += c.maps[m].rows;
-  dim = round_up(c.dim), padded_keys = round_up(c.keys);
+  dim = round_up(c.dim), padded_keys = divide_up(c.keys, LANES) * LANES;
   query_size = query_block(c.queries), query_blocks = divide_up(c.queries, query_size);
   key_size = key_block(c.keys), key_blocks = divide_up(c.keys, key_size);
   long items = c.batch * c.heads * query_blocks;
   first_item = number * items / c.threads, last_item = (number + 1) * items / c.threads;
   has_scores = c.key.data || c.bias.data;
-  bool has_keys = c.query.data;
-
   auto take = [&](long count, bool is_used = true) {
     float* taken = memory;
     memory += is_used ? divide_up(count, 16) * 16 : 0;  // whole cache lines
@@ -130,35 +131,33 @@ Worker::Worker(const Call& call, long number, float* memory, bool backward) : c(
   weight_sums = take(rows * LANES, c.value.data);
   top = take(LANES), sum = take(LANES), rescale = take(LANES), mean = take(LANES);
   tile = take(key_size * LANES), gradient = take(key_size * LANES, backward);
-  squares = take(LANES * WIDTH, has_keys);
+  squares = take(LANES * WIDTH, c.query.data);
   q_rows = take(LANES * dim, backward), grad_rows = take(LANES * dim, backward);
   table_q_rows = take(LANES * dim, backward && c.table_q.data);
-  k_rows = take(c.keys * dim, has_keys && backward);
-  query_rows = take(rows * dim, has_keys && backward);
-  key_scores = take(rows * padded_keys, has_keys);
-  key_sums = take(rows * padded_keys, has_keys && backward);
-  auto gradients = [&](bool is_used) -> KeyGradients {
-    return {take(c.keys * dim, is_used), take(c.keys * dim, is_used),
-            take(c.keys * dim, is_used && c.table_k.data)};
-  };
-  own = gradients(backward), begun = gradients(backward && c.threads > 1);
+  k_rows = take(c.keys * dim, c.query.data && backward);
+  query_rows = take(rows * dim, c.query.data && backward);
+  key_scores = take(rows * padded_keys, c.query.data);
+  key_sums = take(rows * padded_keys, c.query.data && backward);
+  bool has_begun = backward && c.threads > 1, is_rotated = c.table_k.data;
+  long size = c.keys * dim;
+  own = {take(size, backward), take(size, backward), take(size, backward && is_rotated)};
+  begun = {take(size, has_begun), take(size, has_begun), take(size, has_begun && is_rotated)};
   sum_query = sums_of(c.query, dim), sum_key = sums_of(c.key, dim);
   sum_value = sums_of(c.value, dim), sum_bias = sums_of(c.bias, 1);
   end = memory;
 }
 
-// Goes to the head of an item; its keys meet the query tables once: scale * R^Q k, by lanes of
-// keys.
+// Goes to the head of an item; its keys, as lanes, meet the query tables once: scale * R^Q k.
 void Worker::begin_head(long item) {
   image = item / query_blocks / c.heads, head = item / query_blocks % c.heads;
-  query_table = of_head(c.query, c.query.data, c.dim),
+  query_table = of_head(c.query, c.query.data, c.dim), bias = of_head(c.bias, c.bias.data, 1);
   key_table = of_head(c.key, c.key.data, c.dim);
-  value_table = of_head(c.value, c.value.data, c.dim), bias = of_head(c.bias, c.bias.data, 1);
+  value_table = of_head(c.value, c.value.data, c.dim);
   for (long j = 0; query_table && j < c.keys; j += LANES) {
     long count = smaller(LANES, c.keys - j);
     to_lanes(c.table_k.data ? c.table_k : c.k, {j, count}, c.scale, out_lanes);
     multiply(rows, divide_up(count, WIDTH), c.dim, {query_table, c.dim, 1}, lanes(out_lanes),
-             {key_scores + j, padded_keys}, false);
+             lanes(key_scores + j * rows), false);
   }
 }
 
@@ -174,24 +173,28 @@ void Worker::begin_queries(Range queries) {
              lanes(c.table_q.data ? table_lanes : q_lanes), lanes(scores), bias);
 }
 
-// Makes the scores of a block of queries and a block of keys, scaled and masked.
-void Worker::make_scores(Range queries, long block, Range keys) {
+// Makes the scores of a block of queries and a block of keys, scaled and masked; for the backward
+// pass also what the value tables give to the gradients of their weights.
+void Worker::make_scores(Range queries, long block, Range keys, bool backward) {
   long vectors = queries.vectors();
-  if (has_scores) expand_rows(scores, queries, block, tile);
-  else if (query_table) memset(tile, 0, keys.count * LANES * sizeof(float));
+  bool has_values = backward && value_table;
+  if (has_scores && has_values)
+    expand_rows({scores, value_scores}, queries, block, {tile, gradient});
+  else if (has_scores) expand_rows({scores}, queries, block, {tile});
+  else if (has_values) expand_rows({value_scores}, queries, block, {gradient});
   for (long j = 0; query_table && j < keys.count; j += WIDTH) {
     for (long m = 0, row = 0; m < c.num_maps; row += c.maps[m++].rows)
-      expand(of_queries_at(m, keys.first + j, queries.first),
-             key_scores + row * padded_keys + keys.first + j, padded_keys, squares, WIDTH, row > 0);
-    long count = smaller(WIDTH, keys.count - j);
-    transpose_rows({squares, WIDTH}, queries.count, count, 1, lanes(tile + j * LANES), true, true);
+      expand<WIDTH>(of_queries_at(m, keys.first + j, queries.first), {key_scores},
+                    at_key(keys.first + j) + row * LANES, {squares}, 0, row > 0);
+    transpose_rows({squares, WIDTH}, queries.count, smaller(WIDTH, keys.count - j), 1,
+                   lanes(tile + j * LANES), true, has_scores);
   }
   multiply(keys.count, vectors, c.dim, by_row(at(c.k, keys.first)), lanes(q_lanes), lanes(tile),
            has_scores || query_table);
-  const Mask& mask = c.mask;
-  const float* data = mask.data + image * mask.batch + head * mask.head;
-  data += queries.first * mask.query + keys.first * mask.key;
-  if (mask.data) add_mask(mask, data, queries.count, keys.count, tile);
+  long of_head = image * c.mask.batch + head * c.mask.head;
+  if (c.mask.data)
+    add_mask(c.mask, of_head + queries.first * c.mask.query + keys.first * c.mask.key,
+             queries.count, keys.count, tile);
 }
 
 void Worker::forward_item(Range queries) {
@@ -200,23 +203,22 @@ void Worker::forward_item(Range queries) {
   if (value_table) memset(weight_sums, 0, rows * LANES * sizeof(float));
   for (long block = 0; block < key_blocks; ++block) {
     Range keys = keys_of(block);
-    make_scores(queries, block, keys);
+    make_scores(queries, block, keys, false);
     exponentiate(tile, keys.count, vectors, block == 0, top, sum, rescale);
     if (block > 0) scale_lanes(out_lanes, c.dim, vectors, rescale);
     if (block > 0 && value_table) scale_lanes(weight_sums, rows, vectors, rescale);
     multiply(c.dim, vectors, keys.count, by_column(at(c.v, keys.first)), lanes(tile),
              lanes(out_lanes), block > 0);
-    if (value_table) collect_rows(tile, queries, block, weight_sums);
+    if (value_table) collect_rows({tile}, queries, block, {weight_sums});
   }
   if (value_table)
     multiply(c.dim, vectors, rows, {value_table, 1, c.dim}, lanes(weight_sums), lanes(out_lanes),
              true);
   const Vector zero = broadcast(0.0f), lowest = broadcast(-__builtin_inff());
   for (long lane = 0; lane < count; lane += WIDTH) {  // weights of 0 where all keys are masked
-    Vector most = load(top + lane), total = load(sum + lane),
-           not_any = select_less(most, zero, zero, most);
+    Vector most = load(top + lane), inverse = broadcast(1.0f) / load(sum + lane);
     store(top + lane, select_less(lowest, most, most, zero));
-    store(sum + lane, select_less(lowest, most, broadcast(1.0f) / total, not_any));
+    store(sum + lane, select_less(lowest, most, inverse, select_less(most, zero, zero, most)));
   }
   scale_lanes(out_lanes, c.dim, vectors, sum);
   from_lanes(out_lanes, queries, 1, c.out);
@@ -256,14 +258,10 @@ void Worker::backward_item(Range queries, bool adds) {
   begin_gradients(queries);
   for (long block = 0; block < key_blocks; ++block) {
     Range keys = keys_of(block);
-    make_scores(queries, block, keys);
+    make_scores(queries, block, keys, true);
     weigh(tile, keys.count, vectors, top, sum);
     multiply(keys.count, dim_vectors, count, by_row(lanes(tile)), padded(grad_rows),
              padded(of_keys->v + keys.first * dim), adds);
-    if (value_table) {
-      collect_rows(tile, queries, block, weight_sums);
-      expand_rows(value_scores, queries, block, gradient);
-    }
     multiply(keys.count, vectors, c.dim, by_row(at(c.v, keys.first)), lanes(grad_lanes),
              lanes(gradient), value_table);
     differentiate_softmax(tile, keys.count, vectors, mean, gradient);
@@ -271,13 +269,16 @@ void Worker::backward_item(Range queries, bool adds) {
              padded(of_keys->k + keys.first * dim), adds);
     multiply(c.dim, vectors, keys.count, by_column(at(c.k, keys.first)), lanes(gradient),
              lanes(out_lanes), block > 0);
-    if (has_scores) collect_rows(gradient, queries, block, score_sums);
+    if (has_scores && value_table)
+      collect_rows({gradient, tile}, queries, block, {score_sums, weight_sums});
+    else if (value_table) collect_rows({tile}, queries, block, {weight_sums});
+    else if (has_scores) collect_rows({gradient}, queries, block, {score_sums});
     for (long j = 0; query_table && j < keys.count; j += WIDTH) {
-      long height = smaller(WIDTH, keys.count - j);
-      transpose_rows(lanes(gradient + j * LANES), height, count, 1, {squares, WIDTH}, true);
+      transpose_rows(lanes(gradient + j * LANES), smaller(WIDTH, keys.count - j), count, 1,
+                     {squares, WIDTH}, true);
       for (long m = 0, row = 0; m < c.num_maps; row += c.maps[m++].rows)
-        collect(of_queries_at(m, keys.first + j, queries.first), squares, WIDTH,
-                key_sums + row * padded_keys + keys.first + j, padded_keys);
+        collect<WIDTH>(of_queries_at(m, keys.first + j, queries.first), {squares}, 0, {key_sums},
+                       at_key(keys.first + j) + row * LANES);
     }
   }
   if (value_table)
@@ -298,16 +299,19 @@ void Worker::backward_item(Range queries, bool adds) {
   from_lanes(out_lanes, queries, c.scale, c.grad_q);
 }
 
-// What all blocks of queries gave to the keys, and through the query tables to them and the tables.
+// What blocks of queries gave to the keys, and through the query tables to them and the tables.
 void Worker::end_head() {
   bool is_rotated = c.table_k.data;
   if (query_table) {
     copy_rows({const_cast<float*>(query_table), c.dim}, rows, c.dim, c.scale, padded(query_rows));
     to_rows(is_rotated ? c.table_k : c.k, {0, c.keys}, c.scale, k_rows);
-    multiply(rows, dim / WIDTH, c.keys, {key_sums, padded_keys, 1}, padded(k_rows),
-             padded(of_head(c.query, sum_query, dim)), true);
-    multiply(c.keys, dim / WIDTH, rows, {key_sums, 1, padded_keys}, padded(query_rows),
-             padded(is_rotated ? of_keys->table_k : of_keys->k), !is_rotated);
+    for (long j = 0; j < c.keys; j += LANES) {
+      long count = smaller(LANES, c.keys - j);
+      multiply(rows, dim / WIDTH, count, by_row(lanes(key_sums + j * rows)),
+               padded(k_rows + j * dim), padded(of_head(c.query, sum_query, dim)), true);
+      multiply(count, dim / WIDTH, rows, by_column(lanes(key_sums + j * rows)), padded(query_rows),
+               padded((is_rotated ? of_keys->table_k : of_keys->k) + j * dim), !is_rotated);
+    }
   }
   if (of_keys == &own) add_keys(own, false);  // otherwise the others do it in the end
 }
@@ -353,19 +357,13 @@ void Worker::run(bool backward) {
   }
 }
 
-// A pass over a call, with the memory of all its workers.
+// A pass over a call, with the memory of all its workers, `size` elements each.
 struct Pass {
   const Call& call;
   bool backward;
   float* memory;
-  long size;  // of one worker's
-
+  long size;
   Worker worker(long number) const { return {call, number, memory + number * size, backward}; }
-
-  static void work(int64_t begin, int64_t end, void* context) {
-    const Pass& pass = *static_cast<const Pass*>(context);
-    for (; begin < end; ++begin) pass.worker(begin).run(pass.backward);
-  }
 };
 
 Status run(const Call& call, bool backward) {
@@ -374,9 +372,13 @@ Status run(const Call& call, bool backward) {
   void* memory = aligned_alloc(64, call.threads * size * sizeof(float));
   if (memory == nullptr) return NO_MEMORY;
   Pass pass{call, backward, static_cast<float*>(memory), size};
+  Work work = [](int64_t begin, int64_t end, void* context) {
+    const Pass& pass = *static_cast<const Pass*>(context);
+    for (; begin < end; ++begin) pass.worker(begin).run(pass.backward);
+  };
   Status status = DONE;
-  if (call.threads == 1) Pass::work(0, 1, &pass);
-  else if (call.parallel_for(0, call.threads, 1, Pass::work, &pass)) status = NO_THREADS;
+  if (call.threads == 1) work(0, 1, &pass);
+  else if (call.parallel_for(0, call.threads, 1, work, &pass)) status = NO_THREADS;
   for (long number = 0; backward && status == DONE && number < call.threads; ++number)
     pass.worker(number).add_gradients(number == 0);
   free(memory);
@@ -390,18 +392,18 @@ Status run(const Call& call, bool backward) {
 IRPE_EXPORT int32_t irpe_forward(const Call* call) { return run(*call, false); }
 IRPE_EXPORT int32_t irpe_backward(const Call* call) { return run(*call, true); }
 
-// Returns the plan of ids, (queries, keys) and dense, and its size; or null and a negative status.
-// With `of_queries` the lanes are keys and the rows are queries.
-IRPE_EXPORT int32_t* irpe_make_plan(const int32_t* ids, int64_t queries, int64_t keys,
-                                    int64_t buckets, int32_t of_queries, int64_t* size) {
+// Makes the plan of ids of any strides: integers of 8 bits without a sign, or of 16 or 64 bits with
+// one. Rows are keys and lanes are queries, or `of_queries` the other way round.
+IRPE_EXPORT int32_t irpe_make_plan(const void* ids, int64_t bits, int64_t rows, int64_t row_stride,
+                                   int64_t lanes, int64_t lane_stride, int64_t buckets,
+                                   int32_t of_queries, uint16_t** plan) {
   Growing out;
-  Status status =
-      of_queries ? make_plan({ids, keys, 1}, queries, query_block(queries), keys, buckets, &out)
-                 : make_plan({ids, 1, keys}, keys, key_block(keys), queries, buckets, &out);
-  *size = status == DONE ? out.size : -status;
-  if (status == DONE) return out.data;
-  free(out.data);
-  return nullptr;
+  long block = of_queries ? query_block(rows) : key_block(rows);
+  auto make = bits == 8 ? make_plan<uint8_t> : bits == 16 ? make_plan<int16_t> : make_plan<int64_t>;
+  Status status = make(ids, rows, row_stride, block, lanes, lane_stride, buckets, &out);
+  if (status == DONE) *plan = out.data;
+  else free(out.data);
+  return status;
 }
 
 IRPE_EXPORT void irpe_free(void* memory) { free(memory); }

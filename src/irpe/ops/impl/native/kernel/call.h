@@ -1,5 +1,4 @@
-// What Python passes: plain structures, laid out as in layout.py. Strides and sizes are in
-// elements.
+// What Python passes, laid out as in layout.py. Strides and sizes are in elements.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +19,9 @@ struct Mask {  // added to (batch, heads, queries, keys); strides of 0 where it 
   int64_t batch, head, query, key;
 };
 
-struct Map {  // plans as `irpe_make_plan` returns them
-  const int32_t* of_keys;
-  const int32_t* of_queries;  // needed by query tables alone
+struct Map {  // plans as `irpe_make_plan` makes them
+  const uint16_t* of_keys;
+  const uint16_t* of_queries;  // needed by query tables alone
   int64_t rows;
 };
 

@@ -2,9 +2,8 @@
 // (queries) of a vector. Such a cluster has few different buckets, so what is looked up for it is
 // made once by a few selections, and what is summed is first added up over its rows.
 //
-// A plan is one array: the offsets of its streams (64 bits each), then the streams. A stream is the
-// number of clusters, and for each: number of parts, number of rows, parts (bucket, lanes as bits),
-// rows.
+// A plan is one array: the offsets of its streams, of 64 bits, then the streams, of 16: number of
+// clusters, and for each: number of parts, number of rows, parts (bucket, lanes as bits), rows.
 #pragma once
 
 #include <cstdlib>
@@ -13,7 +12,6 @@
 #include "call.h"
 #include "vector.h"
 
-constexpr long LANES = WIDTH == 8 ? 72 : 64;  // most queries in a block: the length of a row of a tile
 constexpr long BLOCK_KEYS = 512;  // most keys in a block
 
 IRPE_INLINE long divide_up(long a, long b) { return (a + b - 1) / b; }
@@ -28,59 +26,62 @@ static long block_size(long tokens, long most) {
 static long query_block(long queries) { return block_size(queries, LANES); }
 static long key_block(long keys) { return block_size(keys, BLOCK_KEYS); }
 
-IRPE_INLINE const int32_t* stream_of(const int32_t* plan, long index) {
+using Stream = const uint16_t*;
+
+IRPE_INLINE Stream stream_of(Stream plan, long index) {
   return plan + reinterpret_cast<const int64_t*>(plan)[index];
 }
 
-// Writes to the rows of a block, or adds to them, what `source` holds for their buckets.
-static void expand(const int32_t* stream, const float* source, long source_stride, float* rows,
-                   long row_stride, bool adds) {
+// Writes to the rows of a block, which are `STRIDE` apart, or adds to them, what the sources hold
+// for their buckets: to each of several arrays, with one reading of the stream.
+template <long STRIDE, int COUNT>
+static void expand(Stream stream, float* const (&sources)[COUNT], long source,
+                   float* const (&out)[COUNT], long row, bool adds) {
   for (int clusters = *stream++; clusters > 0; --clusters) {
     int num_parts = stream[0], num_rows = stream[1];
     stream += 2;
-    Vector x = load(source + stream[0] * source_stride);
+    Vector x[COUNT];
+    for (int n = 0; n < COUNT; ++n) x[n] = load(sources[n] + source + stream[0] * LANES);
     for (stream += 2; --num_parts > 0; stream += 2)
-      x = select(stream[1], load(source + stream[0] * source_stride), x);
-    for (; num_rows > 0; --num_rows) {
-      float* row = rows + *stream++ * row_stride;
-      store(row, adds ? load(row) + x : x);
-    }
+      for (int n = 0; n < COUNT; ++n)
+        x[n] = select(stream[1], load(sources[n] + source + stream[0] * LANES), x[n]);
+    for (; num_rows > 0; --num_rows, ++stream)
+      for (int n = 0; n < COUNT; ++n) {
+        float* p = out[n] + row + *stream * STRIDE;
+        store(p, adds ? load(p) + x[n] : x[n]);
+      }
   }
 }
 
 // Adds the rows of a block to the sums of their buckets: the adjoint of `expand`.
-static void collect(const int32_t* stream, const float* rows, long row_stride, float* sums,
-                    long sum_stride) {
+template <long STRIDE, int COUNT>
+static void collect(Stream stream, float* const (&in)[COUNT], long row,
+                    float* const (&sums)[COUNT], long sum) {
   for (int clusters = *stream++; clusters > 0; --clusters) {
     int num_parts = stream[0], num_rows = stream[1];
-    const int32_t* parts = stream + 2;
-    Vector x = broadcast(0.0f);
-    for (stream = parts + 2 * num_parts; num_rows > 0; --num_rows)
-      x += load(rows + *stream++ * row_stride);
-    for (; num_parts > 0; --num_parts, parts += 2) {
-      float* sum = sums + parts[0] * sum_stride;
-      store(sum, load(sum) + select(parts[1], x, broadcast(0.0f)));
-    }
+    Stream parts = stream + 2;
+    Vector x[COUNT] = {};
+    for (stream = parts + 2 * num_parts; num_rows > 0; --num_rows, ++stream)
+      for (int n = 0; n < COUNT; ++n) x[n] += load(in[n] + row + *stream * STRIDE);
+    for (; num_parts > 0; --num_parts, parts += 2)
+      for (int n = 0; n < COUNT; ++n) {
+        float* p = sums[n] + sum + parts[0] * LANES;
+        store(p, load(p) + select(parts[1], x[n], broadcast(0.0f)));
+      }
   }
 }
 
-// The ids of a map, seen as (rows of blocks, lanes).
-struct Ids {
-  const int32_t* data;
-  long row, lane;
-};
-
-// An array of 32-bit integers that grows.
+// An array that grows.
 struct Growing {
-  int32_t* data = nullptr;
+  uint16_t* data = nullptr;
   long size = 0, capacity = 0;
 
   bool reserve(long more) {
     if (size + more <= capacity) return true;
     long wanted = 2 * capacity + more;
-    void* grown = realloc(data, wanted * sizeof(int32_t));
+    void* grown = realloc(data, wanted * sizeof(uint16_t));
     if (grown == nullptr) return false;
-    data = static_cast<int32_t*>(grown);
+    data = static_cast<uint16_t*>(grown);
     capacity = wanted;
     return true;
   }
@@ -89,20 +90,22 @@ struct Growing {
 // The clusters of a block of rows for one vector of lanes, found by a hash of their ids.
 struct Clusters {
   static constexpr long SLOTS = 2 * BLOCK_KEYS;  // a power of two
-  int32_t first[SLOTS], cluster_of[BLOCK_KEYS], counts[BLOCK_KEYS], columns[BLOCK_KEYS][WIDTH];
+  int32_t first[SLOTS], cluster_of[BLOCK_KEYS], counts[BLOCK_KEYS];
+  uint16_t columns[BLOCK_KEYS][WIDTH];
   long size;
 
   // Finds them; lanes beyond the last are as the last.
-  Status find(const Ids& ids, long row, long rows, long lane, long lanes, long buckets) {
+  template <class Id>
+  Status find(const Id* ids, long rows, long stride, long lanes, long lane_stride, long buckets) {
     size = 0;
     memset(first, -1, sizeof(first));
     for (long r = 0; r < rows; ++r) {
-      int32_t* column = columns[size];
+      uint16_t* column = columns[size];
       uint64_t hash = 0;
       for (long l = 0; l < WIDTH; ++l) {
-        int32_t id = ids.data[(row + r) * ids.row + (lane + smaller(l, lanes - 1)) * ids.lane];
+        int64_t id = ids[r * stride + smaller(l, lanes - 1) * lane_stride];
         if (id < 0 || id >= buckets) return BAD_ID;
-        column[l] = id;
+        column[l] = static_cast<uint16_t>(id);
         hash = (hash ^ static_cast<uint64_t>(id)) * 0x9e3779b97f4a7c15u;
       }
       long slot = static_cast<long>(hash >> 32) % SLOTS;
@@ -110,7 +113,7 @@ struct Clusters {
         slot = (slot + 1) % SLOTS;
       if (first[slot] < 0) {
         counts[size] = 0;
-        first[slot] = static_cast<int32_t>(size++);
+        first[slot] = size++;
       }
       cluster_of[r] = first[slot];
       ++counts[first[slot]];
@@ -121,38 +124,41 @@ struct Clusters {
   // Appends their stream.
   Status write(long rows, Growing* out) {
     if (!out->reserve(1 + size * (2 + 2 * WIDTH) + rows)) return NO_MEMORY;
-    int32_t *stream = out->data + out->size, *p = stream;
-    *p++ = static_cast<int32_t>(size);
+    uint16_t *stream = out->data + out->size, *p = stream;
+    *p++ = size;
     for (long c = 0; c < size; ++c) {
-      int32_t* head = p;
+      uint16_t* head = p;
       p += 2;
       for (int seen = 0; seen != (1 << WIDTH) - 1; p += 2) {  // the bucket of the first lane left
         p[0] = columns[c][__builtin_ctz(~seen)], p[1] = 0;
         for (int l = 0; l < WIDTH; ++l) p[1] |= (columns[c][l] == p[0]) << l;
         seen |= p[1];
       }
-      head[0] = static_cast<int32_t>((p - head - 2) / 2), head[1] = counts[c];
+      head[0] = (p - head - 2) / 2, head[1] = counts[c];
       counts[c] = static_cast<int32_t>(p - stream);  // from here on: where its next row goes
       p += head[1];
     }
-    for (long r = 0; r < rows; ++r) stream[counts[cluster_of[r]]++] = static_cast<int32_t>(r);
+    for (long r = 0; r < rows; ++r) stream[counts[cluster_of[r]]++] = r;
     out->size = p - out->data;
     return DONE;
   }
 };
 
 // Makes the plan of ids: for each vector of lanes a stream for each block of rows.
-static Status make_plan(const Ids& ids, long rows, long block, long lanes, long buckets,
-                        Growing* out) {
+template <class Id>
+static Status make_plan(const void* ids, long rows, long stride, long block, long lanes,
+                        long lane_stride, long buckets, Growing* out) {
   long blocks = divide_up(rows, block), streams = blocks * divide_up(lanes, WIDTH);
-  if (!out->reserve(2 * streams)) return NO_MEMORY;
-  out->size = 2 * streams;
+  if (!out->reserve(4 * streams)) return NO_MEMORY;
+  out->size = 4 * streams;
   Clusters clusters;
   Status status = DONE;
   for (long s = 0; s < streams && status == DONE; ++s) {
     long lane = s / blocks * WIDTH, row = s % blocks * block, count = smaller(rows - row, block);
     reinterpret_cast<int64_t*>(out->data)[s] = out->size;
-    status = clusters.find(ids, row, count, lane, smaller(lanes - lane, WIDTH), buckets);
+    const Id* first = static_cast<const Id*>(ids) + row * stride + lane * lane_stride;
+    long width = smaller(lanes - lane, WIDTH);
+    status = clusters.find(first, count, stride, width, lane_stride, buckets);
     if (status == DONE) status = clusters.write(count, out);
   }
   return status;

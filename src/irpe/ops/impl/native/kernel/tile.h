@@ -14,13 +14,16 @@ static void transpose_rows(Rows in, long height, long width, float factor, Rows 
       Vector x[WIDTH];
       const float* from = in.data + r * in.stride + c;
       long rows = smaller(WIDTH, height - r), columns = smaller(WIDTH, width - c);
-      for (long i = 0; i < WIDTH; ++i)
-        x[i] = i < rows ? load_first(from + i * in.stride, columns) * broadcast(factor)
-                        : broadcast(0.0f);
+      bool is_full = rows == WIDTH && columns == WIDTH;  // what is not is slow
+      for (long i = 0; i < WIDTH; ++i, from += in.stride)
+        x[i] = is_full    ? load(from) * broadcast(factor)
+               : i < rows ? load_first(from, columns) * broadcast(factor)
+                          : broadcast(0.0f);
       transpose(x);
       float* to = out.data + c * out.stride + r;
       for (long i = 0; i < columns; ++i, to += out.stride)
-        store_first(to, pads ? WIDTH : rows, adds ? load(to) + x[i] : x[i]);
+        if (pads || rows == WIDTH) store(to, adds ? load(to) + x[i] : x[i]);
+        else store_first(to, rows, adds ? load_first(to, rows) + x[i] : x[i]);
     }
 }
 
@@ -30,9 +33,10 @@ static void copy_rows(Rows in, long count, long width, float factor, Rows out, b
     for (long e = 0; e < width; ++e) out.data[e] = (adds ? out.data[e] : 0) + in.data[e] * factor;
 }
 
-// Adds a mask, whose element for the first query and key is at `data`, to a tile of scores. Where
-// it is -infinity a score becomes that, also if it was NaN.
-static void add_mask(const Mask& mask, const float* data, long queries, long keys, float* tile) {
+// Adds a mask, whose element for the first query and key is at an offset, to a tile of scores.
+// Where it is -infinity a score becomes that, also if it was NaN.
+static void add_mask(const Mask& mask, long offset, long queries, long keys, float* tile) {
+  const float* data = mask.data + offset;
   const Vector lowest = broadcast(-__builtin_inff());
   float by_query[LANES][WIDTH] = {}, by_key[WIDTH][LANES];
   for (long j = 0; j < keys; j += WIDTH, data += WIDTH * mask.key) {

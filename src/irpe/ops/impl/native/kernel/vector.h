@@ -10,6 +10,8 @@
 #ifdef __AVX512F__
 
 constexpr int WIDTH = 16;
+constexpr long LANES = 64;  // most queries in a block: a row of a tile
+constexpr int ROWS_AT_ONCE[] = {0, 16, 12, 8, 6};  // of a product with 1, 2, ... vectors: registers
 using Vector = __m512;
 using Integers = __m512i;
 #define OPERATION(name) _mm512_##name
@@ -44,6 +46,8 @@ IRPE_INLINE void transpose_groups(Vector x[WIDTH]) {
 #else
 
 constexpr int WIDTH = 8;
+constexpr long LANES = 72;
+constexpr int ROWS_AT_ONCE[] = {0, 8, 6, 4};
 using Vector = __m256;
 using Integers = __m256i;
 #define OPERATION(name) _mm256_##name
