@@ -19,7 +19,8 @@ install_import_hook(["irpe.core.methods", "irpe.ops.impl.reference"], "beartype.
 
 
 def pytest_collection_modifyitems(items):
-    """Skips what needs a GPU where there is none."""
+    """Runs the type checker first, beside the rest; skips what needs a GPU where there is none."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/test_package.py"))
     if torch.cuda.is_available():
         return
     for item in items:

@@ -66,7 +66,9 @@ def test_solved_tables_bring_attention_back(name):
     make, images = MODELS[name]
     model = make()
     names = {name for name, _ in model.named_modules()}
-    conversion = irpe.make_relative(model, images, "product-contextual-kv+unshared", batch_size=4)
+    conversion = irpe.make_relative(
+        model, images, "product-contextual-kv@clip2+unshared", batch_size=4
+    )
     attentions = equipped_attentions(model)
     assert [each.name for each in conversion.attentions] == list(attentions)
     for each in conversion.attentions:
