@@ -1,5 +1,6 @@
 """What a user can mend is one line and exit code 1, whichever room refuses it."""
 
+import sys
 import traceback
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _missing_and_refusing(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("train.angles.AngleTask", Refusing)
 
 
