@@ -233,19 +233,18 @@ def scaled(factor: float, spec: str) -> Callable[[Place], tuple[nn.Module, dict[
 
     def make(place: Place) -> tuple[nn.Module, dict[str, Any]]:
         model, facts = converted(spec)(place)
+        found: dict[Any, irpe.Positions] = {}
+
+        def scale(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            grid = irpe.Grid.of(kwargs["grid"])
+            if grid not in found:
+                points = irpe.Points(grid.coordinates().double() / factor)
+                found[grid] = irpe.Positions(points, num_prefix_tokens=5)
+            return args, {**kwargs, "grid": found[grid]}
+
         for attention in equipped_attentions(model).values():
             rpe: Any = attention.rpe
-            own = rpe.maps
-
-            def maps(grid: Any, device: Any = "cpu", rpe: Any = rpe, own: Any = own) -> Any:
-                whole = own(grid, device)
-                points = irpe.Grid.of(grid).coordinates().double() / factor
-                (patches,) = irpe.bucket_maps(rpe.spec, irpe.Positions(irpe.Points(points)))
-                ids = whole[0].ids.clone()
-                ids[5:, 5:] = patches.ids
-                return (irpe.BucketMap(ids, whole[0].num_buckets),)
-
-            rpe.maps = maps
+            rpe.register_forward_pre_hook(scale, with_kwargs=True)
         return model, facts
 
     return make
