@@ -40,9 +40,9 @@ from irpe.files import write_text
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results" / "finetuning.json"
 SEEDS, EPOCHS, BATCH = (0, 1, 2), 3, 16
-RATES, FACTORS = (1e-5, 3e-5, 1e-4), (5.0, 500.0)
+RATES, FACTORS = (1e-5, 3e-5, 1e-4), (5.0, 500.0, 5000.0)
 SPEC = "product-contextual-k"
-HEAD_RATES = (1e-4, 1e-3)  # of a head alone, before the factor
+HEAD_RATES = (1e-4, 1e-3, 1e-2)  # of a head alone, before the factor
 HEAD_FACTOR = 10  # the rate of the new head, as a multiple of the model's
 IGNORED = 11
 TASKS = ("tiny-imagenet-29", "camvid")
