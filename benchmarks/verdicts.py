@@ -48,7 +48,6 @@ BETWEEN = (  # comparisons of other rows: file, shift, rows, twice the error tha
     ("fashion-mnist", 0, "rope-axial", "QKV", 0.5),
     ("fashion-mnist", 0, "rope-axial + K", "rope-axial", 0.4),
     ("natural", 0, "rope-axial", "QKV", 1.2),
-    ("natural", 0, "rope-axial + K", "rope-axial", 1.0),
 )
 Scores = Sequence[float]
 Rule = Callable[[Scores, Scores, float], Verdict]

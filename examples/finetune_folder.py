@@ -6,9 +6,10 @@ python examples/finetune_folder.py FOLDER --absolute solve
 
 FOLDER holds one folder of images for each class, or two of such folders, train and val. Without
 val, every fifth image is held out. Training takes 5 epochs, or as many as make 300 steps, and ends
-after --minutes at most. Tables start at zero, beside the absolute encoding, and learn at 5 times
-the rate of the weights (--table-lr); or they take its place, solved for on 64 images (--absolute
-solve).
+after --minutes at most. Tables start at zero, beside the absolute encoding, and learn at 100 times
+the rate of the weights (--table-lr): at 5 times, the rate for training from scratch, they do
+nothing in so few steps (docs/results/pretrained.md). Or they take its place, solved for on 64
+images (--absolute solve).
 """
 
 import argparse
@@ -73,7 +74,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--minutes", type=float, default=15.0, help="the most that training takes")
     add("--batch", type=int, default=32, help="images of a step")
     add("--lr", type=float, default=2e-4, help="highest learning rate")
-    add("--table-lr", type=float, default=5.0, help="rate of the tables, times --lr")
+    add("--table-lr", type=float, default=100.0, help="rate of the tables, times --lr")
     add("--output", type=Path, default=Path("finetuned-folder"), help="a new folder")
     return parser.parse_args()
 
