@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 
 import irpe
 from irpe.core.encodings.spec import RPESpec
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 from irpe.viz.offset_colours import PREFIX, bucket_colours
 
 FILE = Path(__file__).parents[1] / "docs/figures/concepts.png"

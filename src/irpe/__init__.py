@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from irpe.core.buckets import BucketMap, bucket_maps
     from irpe.core.encodings import parse_encoding
     from irpe.core.encodings.spec import RPESpec
+    from irpe.core.grid import Grid, PooledGrid
     from irpe.core.index import Clip, Piecewise
-    from irpe.core.positions import AugmentedGrid, Grid, Points, PooledGrid, Positions, Subset
+    from irpe.core.positions import AugmentedGrid, Positions
+    from irpe.core.token_sets import Points, Subset
     from irpe.errors import UserError
     from irpe.models.published import load_published
     from irpe.nn.cross_attention import RPECrossAttention
@@ -87,7 +89,9 @@ _SOURCES = {
     "irpe.core.encodings": ("parse_encoding",),
     "irpe.core.encodings.spec": ("RPESpec",),
     "irpe.core.index": ("Clip", "Piecewise"),
-    "irpe.core.positions": ("AugmentedGrid", "Grid", "Points", "PooledGrid", "Positions", "Subset"),
+    "irpe.core.grid": ("Grid", "PooledGrid"),
+    "irpe.core.positions": ("AugmentedGrid", "Positions"),
+    "irpe.core.token_sets": ("Points", "Subset"),
     "irpe.errors": ("UserError",),
     "irpe.models.published": ("load_published",),
     "irpe.nn.self_attention": ("RPEAttention",),

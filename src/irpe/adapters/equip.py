@@ -28,7 +28,7 @@ from irpe.core.augmentation import NONE
 from irpe.core.buckets import check_num_prefix_tokens
 from irpe.core.encodings import AnyEncoding, Encoding, parse_encoding
 from irpe.core.encodings.model_only import CPVT, NoEncoding
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 from irpe.errors import UserError, UserTypeError
 from irpe.nn.tables import RelativePositionEncoding
 

@@ -11,7 +11,7 @@ from irpe.adapters.equip import find_attentions
 from irpe.adapters.equipped import Equipment
 from irpe.adapters.hosts import full_name
 from irpe.core.encodings.model_only import NoEncoding
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 from irpe.errors import UserTypeError
 
 

@@ -11,9 +11,11 @@ from torch import Tensor
 from irpe.core.bucket_map import BucketMap, KeyAxis, smallest_dtype
 from irpe.core.cached import cached_constant
 from irpe.core.encodings import Encoding, attention_encoding
+from irpe.core.grid import Grid, grid_shape
 from irpe.core.index import Index
 from irpe.core.methods import METHODS
-from irpe.core.positions import Grid, Points, Positions, Subset, grid_shape, positions_of
+from irpe.core.positions import Positions, positions_of
+from irpe.core.token_sets import Points, Subset
 from irpe.errors import UserError, check_is_holdable
 
 _MOST_PREFIX_TOKENS = 2**16

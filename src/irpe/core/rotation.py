@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 
 Coordinates = Float[Tensor, "positions axes"]
 

@@ -7,7 +7,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from irpe.core.cached import cached_constant
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 from irpe.errors import UserError
 
 _LONGEST_WAVE = 10000.0

@@ -23,15 +23,8 @@ from irpe.core.encodings.protocol import (
     check_table_size,
 )
 from irpe.core.encodings.rope import is_trained_as
-from irpe.core.positions import (
-    AugmentedGrid,
-    Grid,
-    Positions,
-    Sample,
-    Where,
-    check_tokens,
-    grid_shape,
-)
+from irpe.core.grid import Grid, grid_shape
+from irpe.core.positions import AugmentedGrid, Positions, Sample, Where, check_tokens
 from irpe.core.rotation import Rotation, rotate
 from irpe.errors import UserError
 from irpe.ops.attention import (

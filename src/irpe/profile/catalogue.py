@@ -7,7 +7,7 @@ from irpe.core.buckets import bucket_maps
 from irpe.core.encodings import NAMES, parse_encoding
 from irpe.core.encodings.model_only import CPVT, NoEncoding
 from irpe.core.encodings.protocol import HeadSize
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 
 LINES = {
     "product-contextual-k": "iRPE, the paper's recommendation: a vector per 2-D offset, for keys",

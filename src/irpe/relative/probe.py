@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from irpe.adapters.equip import equip
 from irpe.adapters.equipped import is_equipped
-from irpe.core.positions import Grid, Positions
+from irpe.core.grid import Grid
+from irpe.core.positions import Positions
 from irpe.errors import UserError
 from irpe.nn.modes import eval_mode
 from irpe.relative.images import batches_of

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 from irpe.errors import UserError
 from irpe.viz.bucket_maps import check_image_grid, check_patch
 from irpe.viz.canvas import (

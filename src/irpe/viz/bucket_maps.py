@@ -9,8 +9,8 @@ from torch import Tensor
 
 from irpe.core.buckets import BucketMap, bucket_maps
 from irpe.core.encodings import RPESpec, spec_of
+from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
-from irpe.core.positions import Grid
 from irpe.errors import UserError
 from irpe.viz.canvas import COLUMN, draw_map, draw_star, new_figure, panels, styled
 from irpe.viz.offset_colours import (

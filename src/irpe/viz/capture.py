@@ -11,7 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.adapters.equipped import active_encoding, equipped_attentions
-from irpe.core.positions import Grid, Points, Positions, Subset
+from irpe.core.grid import Grid
+from irpe.core.positions import Positions
+from irpe.core.token_sets import Points, Subset
 from irpe.errors import UserError
 from irpe.nn.modes import eval_mode
 from irpe.nn.tables import RelativePositionEncoding

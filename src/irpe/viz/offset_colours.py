@@ -11,8 +11,8 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from irpe.core.encodings.spec import RPESpec
+from irpe.core.grid import Grid
 from irpe.core.methods import METHODS
-from irpe.core.positions import Grid
 
 PREFIX = "#000000"
 DIRECTIONS = {"above": (-1.0, 0.0), "right": (0.0, 1.0), "below": (1.0, 0.0), "left": (0.0, -1.0)}

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from irpe.core.buckets import bucket_maps
 from irpe.core.encodings import RPESpec, spec_of
+from irpe.core.grid import Grid, PooledGrid
 from irpe.core.methods import METHODS
-from irpe.core.positions import Grid, Places, PooledGrid, Positions
+from irpe.core.positions import Places, Positions
 from irpe.errors import UserError
 from irpe.viz.bucket_maps import table_names
 from irpe.viz.canvas import draw_star, new_figure, panels, styled

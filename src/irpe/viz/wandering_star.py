@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from irpe import files
 from irpe.core.encodings.spec import RPESpec
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 from irpe.errors import UserError
 from irpe.viz.attention_maps import Patch, draw_picture, pick_head, short_name
 from irpe.viz.bucket_maps import bucket_tables, draw_buckets

@@ -8,7 +8,9 @@ from irpe.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from irpe.core.positions import Grid, Points, Positions
+    from irpe.core.grid import Grid
+    from irpe.core.positions import Positions
+    from irpe.core.token_sets import Points
 
 _MOST_BUCKETS = 2**53
 _PICTURE = "The picture, .png or .svg."
@@ -138,7 +140,7 @@ def parse_patch(text: str) -> tuple[int, int]:
 
 def parse_grid(text: str) -> "Grid":
     """Returns the grid in a text such as "7x28"."""
-    from irpe.core.positions import Grid
+    from irpe.core.grid import Grid
 
     try:
         return Grid(tuple(int(size) for size in text.split("x")))
@@ -148,7 +150,8 @@ def parse_grid(text: str) -> "Grid":
 
 def _parse_positions(queries: "Grid", keys: str | None, points: Path | None) -> "Positions":
     """Returns positions of cells of the queries' grid, or of points in a file."""
-    from irpe.core.positions import PooledGrid, Positions
+    from irpe.core.grid import PooledGrid
+    from irpe.core.positions import Positions
 
     if points is not None:
         if keys is not None:
@@ -165,7 +168,7 @@ def _read_points(path: Path) -> "Points":
     """Returns the points of a text file: a row and a column on each line, in patches."""
     import torch
 
-    from irpe.core.positions import Points
+    from irpe.core.token_sets import Points
 
     if not path.is_file():
         raise UserError(f"--points {path} does not exist: pass a text file, a point on each line")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from irpe.core.cached import cached_constant
 from irpe.core.encodings.protocol import AttentionArguments, Encoding, HeadSize, OnGrid
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from irpe.core.encodings.protocol import (
     check_whole_number,
     vector_table_shapes,
 )
+from irpe.core.grid import Grid
 from irpe.core.index import Cut, Index
-from irpe.core.positions import Grid
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from irpe.core.augmentation import Augmentation
 from irpe.core.encodings.protocol import AttentionArguments, Encoding, HeadSize, OnGrid
+from irpe.core.grid import Grid
 from irpe.core.index import Index
-from irpe.core.positions import Grid
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from irpe.core.encodings.protocol import (
     OnGrid,
     check_whole_number,
 )
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 
 _HIDDEN = 512
 _REACH = 8  # offsets are stretched to -8 .. 8 before the logarithm, biases bounded by 8

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from irpe.core.augmentation import NONE, Augmentation
+from irpe.core.grid import Grid
 from irpe.core.index import Index
-from irpe.core.positions import Grid, Sample
+from irpe.core.positions import Sample
 from irpe.core.rotation import Rotation
 from irpe.errors import UserError, UserTypeError, check_is_holdable
 

@@ -17,8 +17,8 @@ from irpe.core.encodings.protocol import (
     OnGrid,
     check_splits_head,
 )
+from irpe.core.grid import Grid
 from irpe.core.numbers import number_text
-from irpe.core.positions import Grid
 from irpe.core.rotation import (
     Coordinates,
     Rotation,

@@ -11,8 +11,8 @@ from irpe.core.encodings.protocol import (
     vector_table_macs,
     vector_table_shapes,
 )
+from irpe.core.grid import Grid
 from irpe.core.index import Clip, Index
-from irpe.core.positions import Grid
 from irpe.errors import UserError
 
 

@@ -12,9 +12,9 @@ from irpe.core.encodings.protocol import (
     vector_table_macs,
     vector_table_shapes,
 )
+from irpe.core.grid import Grid
 from irpe.core.index import Clip, Piecewise, parse_index
 from irpe.core.methods import METHODS
-from irpe.core.positions import Grid
 from irpe.errors import UserError, UserTypeError, check_choice
 
 MODES = ("bias", "contextual")

@@ -15,7 +15,7 @@ from irpe.core.encodings.protocol import (
     check_splits_head,
     vector_table_macs,
 )
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 from irpe.core.sinusoid import offset_sinusoids
 
 

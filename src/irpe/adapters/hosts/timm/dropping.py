@@ -16,7 +16,9 @@ from irpe.adapters.grids import (
     without_sample,
 )
 from irpe.adapters.swaps import Swap, add_hook, set_attribute, set_class
-from irpe.core.positions import AugmentedGrid, Grid, Points, Positions, Subset
+from irpe.core.grid import Grid
+from irpe.core.positions import AugmentedGrid, Positions
+from irpe.core.token_sets import Points, Subset
 
 
 class RPEPatchDropout(PatchDropout):

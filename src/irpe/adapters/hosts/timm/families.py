@@ -37,7 +37,8 @@ from irpe.adapters.hosts import row_of
 from irpe.adapters.hosts.timm.dropping import drops_tokens, keep_indices
 from irpe.adapters.hosts.timm.rows import size_of
 from irpe.adapters.swaps import add_hook, apply_change, put_absolute, put_module, set_attribute
-from irpe.core.positions import Points, Positions
+from irpe.core.positions import Positions
+from irpe.core.token_sets import Points
 from irpe.errors import UserError
 
 _RESAMPLING = (Qwen3VitEncoder, DeepseekVitEncoder)  # their absolute encoding, for each image

@@ -13,7 +13,8 @@ from irpe.adapters.answer import answer, current_call
 from irpe.adapters.grids import InputGrid
 from irpe.adapters.host import Given, Own, Row
 from irpe.adapters.offset_vectors import grid_of_vectors
-from irpe.core.positions import Grid, PooledGrid, pooled_positions
+from irpe.core.grid import Grid, PooledGrid
+from irpe.core.positions import pooled_positions
 
 _MAP, _CHANNELS_LAST = Given(2), Given(1, 3)
 _VECTORS = ("rel_pos_h", "rel_pos_w")  # of SAM and MViTv2, for each offset of an axis

@@ -17,7 +17,9 @@ from irpe.adapters.grids import Embedded, Measure, Measured, MeasuredGrid, sourc
 from irpe.adapters.host import Plan, refuse
 from irpe.adapters.hosts.transformers.attention_interface import make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
-from irpe.core.positions import Grid, Positions, Subset
+from irpe.core.grid import Grid
+from irpe.core.positions import Positions
+from irpe.core.token_sets import Subset
 from irpe.errors import UserError
 
 

@@ -11,7 +11,8 @@ from irpe.adapters.grids import InputGrid
 from irpe.adapters.host import Plan, Row, check_window, refuse
 from irpe.adapters.hosts.transformers.attention_interface import REGISTERED, make_site
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
-from irpe.core.positions import Grid, PooledGrid, pooled_positions
+from irpe.core.grid import Grid, PooledGrid
+from irpe.core.positions import pooled_positions
 
 
 def pooled_keys(

@@ -22,7 +22,8 @@ from irpe.adapters.hosts.transformers.attention_interface import (
 )
 from irpe.adapters.hosts.transformers.classes import entry_of, modules_of
 from irpe.adapters.swaps import add_hook, put_module, set_attribute
-from irpe.core.positions import Points, Positions
+from irpe.core.positions import Positions
+from irpe.core.token_sets import Points
 from irpe.errors import UserError
 
 
