@@ -1,6 +1,6 @@
 """ALiBi on images: a fixed penalty for distance."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,25 +23,14 @@ class Alibi2D(Encoding):
     mode = "bias"
     keeps_output = False
 
-    def index_on(self, grid: Grid) -> None:
-        """Returns no index: every offset of a grid has a row of its own."""
-
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
-        """Returns the learned rows: none."""
-        return (0,)
-
-    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
         """Returns nothing: the slopes are fixed."""
-        return {}
+        return ()
 
     def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the bias of every offset on the grid."""
         dtype = torch.promote_types(at.dtype, torch.float32)
         return AttentionArguments(bias_tables=[_bias(at.shape, at.size, at.device, dtype)])
-
-    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
-        """Returns 0: a bias is gathered and added, no product."""
-        return 0
 
     def __str__(self) -> str:
         return "alibi-2d"

@@ -12,10 +12,8 @@ from irpe.core.encodings.protocol import (
     KINDS,
     AttentionArguments,
     Encoding,
-    HeadSize,
     OnGrid,
     check_whole_number,
-    vector_table_shapes,
 )
 from irpe.core.grid import Grid
 from irpe.core.index import Cut, Index
@@ -45,14 +43,9 @@ class AxialDeepLab(Encoding):
         """Returns the identity up to the threshold, with one index for everything beyond."""
         return Cut(self.threshold)
 
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
-        """Returns the learned rows of each table, the prefix row included where there is one."""
-        return (2 * self.threshold + 1 + (num_prefix_tokens > 0),) * ndim
-
-    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
-        """Returns a table of each role for each axis, for all heads."""
-        rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
-        return vector_table_shapes(self.targets, rows, 1, size.head_dim)
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
+        """Returns a row for each offset up to the threshold, for each axis."""
+        return (2 * self.threshold + 1,) * ndim
 
     def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the learned rows with rows of zeros for the offsets beyond the threshold."""

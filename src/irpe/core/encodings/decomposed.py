@@ -12,10 +12,8 @@ from torch import Tensor
 from irpe.core.encodings.protocol import (
     AttentionArguments,
     Encoding,
-    HeadSize,
     OnGrid,
     check_whole_number,
-    vector_table_shapes,
 )
 from irpe.core.grid import Grid
 from irpe.core.index import Clip
@@ -43,14 +41,9 @@ class Decomposed(Encoding):
         """Returns the identity on the longest axis."""
         return Clip(max(1, max(grid.shape) - 1))
 
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
-        """Returns the learned rows of each table, the prefix row included where there is one."""
-        return (2 * self.size - 1 + (num_prefix_tokens > 0),) * ndim
-
-    def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
-        """Returns a key table for each axis, for all heads."""
-        rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
-        return vector_table_shapes(self.targets, rows, 1, size.head_dim)
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
+        """Returns a row for each offset on an axis of `size` positions, for each axis."""
+        return (2 * self.size - 1,) * ndim
 
     def arguments_on(self, at: OnGrid, parameters: Mapping[str, Any]) -> AttentionArguments:
         """Returns the tables, resized to the axes of the grid."""

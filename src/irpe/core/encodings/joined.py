@@ -42,9 +42,9 @@ class Joined(Encoding):
         """Returns the index function of the tables."""
         return self.tables.index_on(grid)
 
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
         """Returns the rows of the tables."""
-        return self.tables.num_buckets(ndim, num_prefix_tokens)
+        return self.tables.learned_rows(ndim)
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of both parts, whose names differ."""

@@ -43,12 +43,9 @@ class LogCPB(Encoding):
         if self.size is not None:
             check_whole_number("size", self.size, 2)
 
-    def index_on(self, grid: Grid) -> None:
-        """Returns no index: every offset of a grid has a row of its own."""
-
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
-        """Returns the learned rows: the one for prefix tokens."""
-        return (int(num_prefix_tokens > 0),)
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
+        """Returns no row but that of prefix tokens."""
+        return (0,)
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the network, and the bias of prefix tokens if there are any."""

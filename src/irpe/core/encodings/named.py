@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from irpe.core.encodings.alibi import Alibi2D
 from irpe.core.encodings.axial_deeplab import AxialDeepLab
@@ -31,13 +31,12 @@ class _Entry(NamedTuple):
 
     Args:
         default: The encoding without a value after the name.
-        with_size: Makes it from a whole number after the `@`, if it takes one.
-        with_base: Makes it from a real number after the `@`, if it takes one.
+        make: Makes it from the number after the `@`, if it takes one: of a rotation the base, a
+            real number, of others a whole one.
     """
 
     default: AnyEncoding
-    with_size: Callable[[int], AnyEncoding] | None = None
-    with_base: Callable[[float], AnyEncoding] | None = None
+    make: Callable[[Any], AnyEncoding] | None = None
 
 
 def bias_table(size: int) -> RPESpec:
@@ -51,15 +50,15 @@ def bias_table(size: int) -> RPESpec:
 NAMED: dict[str, _Entry] = {
     "shaw": _Entry(RPESpec("product", "contextual", "k", Clip(3))),
     "huang": _Entry(RPESpec("product", "contextual", "qk", Clip(3), tied=True)),
-    "sasa": _Entry(Sasa(), with_size=Sasa),
+    "sasa": _Entry(Sasa(), Sasa),
     "transformer-xl": _Entry(TransformerXL()),
-    "axial-deeplab": _Entry(AxialDeepLab(), with_size=AxialDeepLab),
+    "axial-deeplab": _Entry(AxialDeepLab(), AxialDeepLab),
     "cpvt": _Entry(CPVT()),
-    "rope-axial": _Entry(RopeAxial(), with_base=RopeAxial),
-    "rope-mixed": _Entry(RopeMixed(), with_base=RopeMixed),
-    "decomposed": _Entry(Decomposed(), with_size=Decomposed),
-    "bias-table": _Entry(bias_table(14), with_size=bias_table),
-    "log-cpb": _Entry(LogCPB(), with_size=LogCPB),
+    "rope-axial": _Entry(RopeAxial(), RopeAxial),
+    "rope-mixed": _Entry(RopeMixed(), RopeMixed),
+    "decomposed": _Entry(Decomposed(), Decomposed),
+    "bias-table": _Entry(bias_table(14), bias_table),
+    "log-cpb": _Entry(LogCPB(), LogCPB),
     "alibi-2d": _Entry(Alibi2D()),
     "none": _Entry(NoEncoding()),
 }
@@ -84,14 +83,7 @@ def parse_named(text: str) -> AnyEncoding:
 
 
 def _with_option(encoding: Rotary, kind: str, value: str, text: str) -> Rotary:
-    """Returns a rotary encoding with an option more.
-
-    Args:
-        encoding: The encoding.
-        kind: The name of the option.
-        value: What follows the name.
-        text: The whole text, for errors.
-    """
+    """Returns a rotary encoding with an option more; `text` is the whole, for errors."""
     if kind == "normalized":
         if not isinstance(encoding, RopeAxial) or value:
             raise UserError(f"encoding {text!r}: only 'rope-axial' has {kind!r}, without a value")
@@ -120,25 +112,17 @@ def _why_not(name: str, option: str, encoding: AnyEncoding) -> str:
 
 
 def _with_value(name: str, value: str) -> AnyEncoding:
-    entry = NAMED[name]
-    if entry.with_size is not None:
-        if not value.isdecimal():
-            raise UserError(f"encoding '{name}@{value}': {value!r} must be a whole number")
-        return entry.with_size(int(value))
-    if entry.with_base is not None:
-        return entry.with_base(_to_number(name, value))
-    other = f": it is {entry.default}, write that with another index"
-    has_other = str(entry.default) != name
-    raise UserError(
-        f"encoding '{name}@{value}': {name} takes no number{other if has_other else ''}"
-    )
-
-
-def _to_number(name: str, value: str) -> float:
-    number = parse_number(value)
-    if number is None:
+    default, make = NAMED[name]
+    if make is None:
+        other = f": it is {default}, write that with another index"
+        has_other = str(default) != name
         raise UserError(
-            f"encoding '{name}@{value}': {value!r} must be a number greater than 1, the base of "
-            "the frequencies"
+            f"encoding '{name}@{value}': {name} takes no number{other if has_other else ''}"
         )
-    return number
+    if isinstance(default, Rotary):
+        number, must = parse_number(value), "a number greater than 1, the base of the frequencies"
+    else:
+        number, must = int(value) if value.isdecimal() else None, "a whole number"
+    if number is None:
+        raise UserError(f"encoding '{name}@{value}': {value!r} must be {must}")
+    return make(number)

@@ -97,17 +97,22 @@ class Encoding(ABC):
     takes_rotation: bool = True
     augmentation: Augmentation = NONE
 
-    @abstractmethod
     def index_on(self, grid: Grid) -> Index | None:
         """Returns the index function on a grid, `None` if every offset has a row of its own."""
+        return None
 
     @abstractmethod
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
+        """Returns the learned rows of each table, without that of prefix tokens."""
+
     def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
         """Returns the learned rows of each table, the prefix row included where there is one."""
+        return tuple(rows + (num_prefix_tokens > 0) for rows in self.learned_rows(ndim))
 
-    @abstractmethod
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the shapes of what is learned, by name; "key_tables.0" is the first of a list."""
+        rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
+        return vector_table_shapes(self.targets, rows, 1, size.head_dim)
 
     def initialize(self, parameters: Mapping[str, Tensor]) -> None:
         """Sets the parameters to zero, or to other initial values; names as `parameter_shapes`."""
@@ -124,14 +129,18 @@ class Encoding(ABC):
         return AttentionArguments(**parameters)
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
-        """Returns the multiply-accumulates beside plain attention, in closed form: Eq. 27.
+        """Returns the multiply-accumulates beside plain attention, in closed form.
+
+        By Eq. 27 each token is multiplied with each row in use, for each target; a bias is gathered
+        and added, and a rotation is elementwise.
 
         Args:
             shape: The shape of the queries: batch, heads, tokens, dim.
             grid: The grid.
             used_rows: For each map, the rows in use, or the tokens if these are fewer.
         """
-        return vector_table_macs(self.targets, shape, shape[-1], used_rows)
+        has_vectors = self.mode == "contextual"
+        return len(self.targets) * math.prod(shape) * sum(used_rows) if has_vectors else 0
 
 
 def check_table_size(encoding: Encoding, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -149,14 +158,6 @@ def vector_table_shapes(
         for target in targets
         for number, count in enumerate(rows)
     }
-
-
-def vector_table_macs(
-    targets: str, shape: Sequence[int], width: int, used_rows: Sequence[int]
-) -> int:
-    """Returns the cost of Eq. 27: each token is multiplied with each row in use, per target."""
-    batch, heads, tokens, _ = shape
-    return len(targets) * batch * heads * tokens * width * sum(used_rows)
 
 
 def check_splits_head(encoding: Encoding, head_dim: int, parts: int) -> None:

@@ -29,56 +29,49 @@ from irpe.core.rotation import (
 from irpe.errors import UserError, UserTypeError
 
 
-def _check_base(base: float) -> None:
-    if isinstance(base, bool) or not isinstance(base, int | float):
-        raise UserTypeError(f"base = {base!r} must be a number greater than 1")
-    if not 1 < base < math.inf:
-        raise UserError(f"base = {base!r} must be a finite number greater than 1")
+@dataclass(frozen=True)
+class Rotary(Encoding):
+    """What rotary encodings have in common: a base, a reference grid and no tables."""
 
-
-def _reference_on(encoding: "RopeAxial | RopeMixed", ndim: int) -> tuple[int, ...] | None:
-    """Returns the reference grid; one size is for all axes."""
-    reference = encoding.reference
-    if reference is None or len(reference) == ndim:
-        return reference
-    if len(reference) == 1:
-        return reference * ndim
-    raise UserError(
-        f"{encoding}: its reference grid has {len(reference)} axes, and the grid has {ndim}: write "
-        "a size for each axis, or one for all"
-    )
-
-
-def _options(encoding: "RopeAxial | RopeMixed") -> str:
-    """Returns the text of the reference grid and of the augmentation."""
-    reference = encoding.reference
-    text = "" if reference is None else f"+ref{'x'.join(map(str, reference))}"
-    return f"{text}{encoding.augmentation}"
-
-
-class _WithoutTables(Encoding):
-    """What a rotation answers where encodings with tables have some: there are none."""
-
+    base: float
+    reference: tuple[int, ...] | None = None
+    augmentation: Augmentation = NONE
     method = None
     mode = "rotation"
     targets = ""
     keeps_output = False
     takes_rotation = False
 
-    def index_on(self, grid: Grid) -> None:
-        """Returns no index: there is no table to look up."""
+    def __post_init__(self) -> None:
+        if isinstance(self.base, bool) or not isinstance(self.base, int | float):
+            raise UserTypeError(f"base = {self.base!r} must be a number greater than 1")
+        if not 1 < self.base < math.inf:
+            raise UserError(f"base = {self.base!r} must be a finite number greater than 1")
+        if self.reference is not None:
+            Grid.of(self.reference)
 
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
         """Returns no table rows."""
         return ()
 
-    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
-        """Returns 0: turning is elementwise, there is no further product."""
-        return 0
+    def reference_on(self, ndim: int) -> tuple[int, ...] | None:
+        """Returns the reference grid; one size is for all axes."""
+        if self.reference is None or len(self.reference) == ndim:
+            return self.reference
+        if len(self.reference) == 1:
+            return self.reference * ndim
+        raise UserError(
+            f"{self}: its reference grid has {len(self.reference)} axes, and the grid has {ndim}: "
+            "write a size for each axis, or one for all"
+        )
+
+    def _options(self) -> str:
+        reference = "" if self.reference is None else f"+ref{'x'.join(map(str, self.reference))}"
+        return f"{reference}{self.augmentation}"
 
 
 @dataclass(frozen=True)
-class RopeAxial(_WithoutTables):
+class RopeAxial(Rotary):
     """Rotary embedding with fixed frequencies, an equal part of a head for each axis.
 
     The score is R(q_i) . R(k_j), where R turns pair m of an axis by position * base^(-m / M), M
@@ -86,31 +79,27 @@ class RopeAxial(_WithoutTables):
 
     Args:
         base: The ratio of the highest to the lowest frequency, nearly.
-        normalized: As DINOv3: an axis runs from -1 to 1 whatever the size of the grid, and
-            frequencies count full turns.
         reference: The grid that the angles are for, a size for each axis or one for all: positions
             are multiplied by reference / n on an axis of n, so that every grid spans the same.
         augmentation: How positions change at random in training.
+        normalized: As DINOv3: an axis runs from -1 to 1 whatever the size of the grid, and
+            frequencies count full turns.
     """
 
     base: float = 100.0
     normalized: bool = False
-    reference: tuple[int, ...] | None = None
-    augmentation: Augmentation = NONE
 
     def __post_init__(self) -> None:
-        _check_base(self.base)
-        if self.reference is not None:
-            Grid.of(self.reference)
-            if self.normalized:
-                raise UserError(
-                    "rope-axial+normalized with a reference grid: an axis runs from -1 to 1 on "
-                    "every grid already; leave one of them out"
-                )
+        super().__post_init__()
+        if self.reference is not None and self.normalized:
+            raise UserError(
+                "rope-axial+normalized with a reference grid: an axis runs from -1 to 1 on "
+                "every grid already; leave one of them out"
+            )
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns nothing: the frequencies are fixed."""
-        _reference_on(self, size.ndim)
+        self.reference_on(size.ndim)
         check_splits_head(self, size.head_dim, 2 * size.ndim)
         return {}
 
@@ -128,11 +117,11 @@ class RopeAxial(_WithoutTables):
 
     def __str__(self) -> str:
         normalized = "+normalized" if self.normalized else ""
-        return f"rope-axial@{number_text(self.base)}{normalized}{_options(self)}"
+        return f"rope-axial@{number_text(self.base)}{normalized}{self._options()}"
 
 
 @dataclass(frozen=True)
-class RopeMixed(_WithoutTables):
+class RopeMixed(Rotary):
     """Rotary embedding with learned frequencies of both axes for each pair, head and layer.
 
     They start as in RoPE-ViT: two perpendicular directions, turned at random for each head, with
@@ -145,13 +134,6 @@ class RopeMixed(_WithoutTables):
     """
 
     base: float = 10.0
-    reference: tuple[int, ...] | None = None
-    augmentation: Augmentation = NONE
-
-    def __post_init__(self) -> None:
-        _check_base(self.base)
-        if self.reference is not None:
-            Grid.of(self.reference)
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the frequencies: for each axis, head and pair."""
@@ -161,7 +143,7 @@ class RopeMixed(_WithoutTables):
                 f"{self}: a grid of {size.ndim} axes has no initial frequencies; it takes 2 axes, "
                 "'rope-axial' takes any number"
             )
-        _reference_on(self, size.ndim)
+        self.reference_on(size.ndim)
         return {"frequencies": (2, size.num_heads, size.head_dim // 2)}
 
     def initialize(self, parameters: Mapping[str, Tensor]) -> None:
@@ -191,10 +173,7 @@ class RopeMixed(_WithoutTables):
         return grid.ndim * tokens * heads * dim // 2
 
     def __str__(self) -> str:
-        return f"rope-mixed@{number_text(self.base)}{_options(self)}"
-
-
-Rotary = RopeAxial | RopeMixed
+        return f"rope-mixed@{number_text(self.base)}{self._options()}"
 
 
 # Constants of an encoding as a whole: a compiler that keeps sizes open takes none of its numbers.
@@ -219,7 +198,7 @@ def _coordinates_on(
     encoding: Rotary, shape: tuple[int, ...], device: torch.device, dtype: torch.dtype
 ) -> Coordinates:
     normalized = isinstance(encoding, RopeAxial) and encoding.normalized
-    positions = coordinates(shape, normalized, _reference_on(encoding, len(shape)))
+    positions = coordinates(shape, normalized, encoding.reference_on(len(shape)))
     return positions.to(device, dtype)
 
 
@@ -237,10 +216,6 @@ def is_trained_as(encoding: Encoding, other: Encoding) -> bool:
     """Returns whether what another encoding learned means the same in this one.
 
     So it does if they differ in the augmentation alone, or if this one has a reference grid more.
-
-    Args:
-        encoding: The encoding.
-        other: The encoding that learned.
     """
     rotations: list[Any] = [getattr(each, "rotation", each) for each in (encoding, other)]
     if not all(isinstance(each, Rotary) for each in rotations):

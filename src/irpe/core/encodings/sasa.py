@@ -8,8 +8,6 @@ from irpe.core.encodings.protocol import (
     HeadSize,
     check_splits_head,
     check_whole_number,
-    vector_table_macs,
-    vector_table_shapes,
 )
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Index
@@ -40,19 +38,18 @@ class Sasa(Encoding):
             )
         return Clip(self.size - 1)
 
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
-        """Returns the rows of each table, the prefix row included where there is one."""
-        return (2 * self.size - 1 + (num_prefix_tokens > 0),) * ndim
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
+        """Returns a row for each offset on an axis of `size` positions, for each axis."""
+        return (2 * self.size - 1,) * ndim
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
-        """Returns a key table for each axis, for all heads."""
+        """Returns a key table for each axis, with an equal part of a head."""
         check_splits_head(self, size.head_dim, size.ndim)
-        rows = self.num_buckets(size.ndim, size.num_prefix_tokens)
-        return vector_table_shapes("k", rows, 1, size.head_dim // size.ndim)
+        return super().parameter_shapes(size._replace(head_dim=size.head_dim // size.ndim))
 
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of Eq. 27 on a part of a head for each axis."""
-        return vector_table_macs("k", shape, shape[-1] // len(used_rows), used_rows)
+        return super().extra_macs(shape, grid, used_rows) // len(used_rows)
 
     def __str__(self) -> str:
         return f"sasa@{self.size}"

@@ -1,6 +1,6 @@
 """What an encoding is: method, mode, targets, index function and sharing, as one value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,6 @@ from irpe.core.encodings.protocol import (
     Encoding,
     HeadSize,
     OnGrid,
-    vector_table_macs,
     vector_table_shapes,
 )
 from irpe.core.grid import Grid
@@ -91,10 +90,9 @@ class RPESpec(Encoding):
         """Returns the index, the same on every grid."""
         return self.index_function
 
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
-        """Returns the rows of each table, the prefix row included where there is one."""
-        rows = METHODS[self.method].num_buckets(self.index_function.max_index, ndim)
-        return tuple(count + (num_prefix_tokens > 0) for count in rows)
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
+        """Returns the rows of the method's tables."""
+        return METHODS[self.method].num_buckets(self.index_function.max_index, ndim)
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns one table per bucket map for each target, or one of scalars."""
@@ -110,12 +108,6 @@ class RPESpec(Encoding):
         found = AttentionArguments(**parameters)
         # Eq. 11: p_ij is shared by queries and keys
         return found._replace(query_tables=found.key_tables) if self.tied else found
-
-    def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
-        """Returns the cost of Eq. 27 for each target; a bias is gathered and added, no product."""
-        if self.mode == "bias":
-            return 0
-        return vector_table_macs(self.targets, shape, shape[-1], used_rows)
 
     def __str__(self) -> str:
         options = (_TIED if self.tied else "") + ("" if self.shared_heads else _UNSHARED)

@@ -13,7 +13,6 @@ from irpe.core.encodings.protocol import (
     HeadSize,
     OnGrid,
     check_splits_head,
-    vector_table_macs,
 )
 from irpe.core.grid import Grid
 from irpe.core.sinusoid import offset_sinusoids
@@ -30,12 +29,9 @@ class TransformerXL(Encoding):
 
     takes_rotation = False  # it shifts the queries of the product itself
 
-    def index_on(self, grid: Grid) -> None:
-        """Returns no index: every offset of a grid has a row of its own."""
-
-    def num_buckets(self, ndim: int, num_prefix_tokens: int) -> tuple[int, ...]:
-        """Returns the learned rows: the one for prefix tokens."""
-        return (int(num_prefix_tokens > 0),)
+    def learned_rows(self, ndim: int) -> tuple[int, ...]:
+        """Returns no row but that of prefix tokens."""
+        return (0,)
 
     def parameter_shapes(self, size: HeadSize) -> dict[str, tuple[int, ...]]:
         """Returns the projection, two vectors, and the row of prefix tokens if there are any."""
@@ -61,7 +57,7 @@ class TransformerXL(Encoding):
     def extra_macs(self, shape: Sequence[int], grid: Grid, used_rows: Sequence[int]) -> int:
         """Returns the cost of Eq. 26 or 27, and that of the projection of every offset."""
         offsets = math.prod(2 * size - 1 for size in grid.shape)
-        return vector_table_macs("k", shape, shape[-1], used_rows) + offsets * shape[-1] ** 2
+        return super().extra_macs(shape, grid, used_rows) + offsets * shape[-1] ** 2
 
     def __str__(self) -> str:
         return "transformer-xl"
