@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from irpe import bucket_maps
 from irpe.ops.checks import check_call
-from irpe.ops.impl.fast.passes import FastPasses
+from irpe.ops.impl.fast import FastPasses
 from irpe.ops.impl.fast.slices import bounds_of, keeps_weights, make_slices
 
 CUDA = torch.device("cuda:0")

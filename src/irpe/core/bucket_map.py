@@ -11,7 +11,7 @@ from torch import Tensor
 from irpe.errors import UserError
 
 _PAIRS_AT_ONCE = 2**18  # bounds the 64-bit indices that exist while a map is made
-_MOST_INDEXED_PAIRS = 2**18  # up to so many, a map holds a 64-bit index of its pairs: 2 MiB
+_MOST_INDEXED_PAIRS = 2**18  # up to so many, a map holds 64-bit ids of its pairs too: 2 MiB
 
 
 class KeyAxis(NamedTuple):
@@ -43,6 +43,7 @@ class BucketMap:
         used_rows: The table rows that occur in `ids`, ascending: the set in Eq. 27.
         num_used_buckets: How many they are: the k of the cost.
         compact_ids: For every pair the position of its row in `used_rows`.
+        index: The same in 64 bits, which lookups take, unless that is much memory.
         key_axis: The axis of a grid that alone decides the bucket, if there is one.
 
     Examples:
@@ -96,7 +97,7 @@ class BucketMap:
         self.num_buckets = num_buckets
         self.key_axis = key_axis
         is_small = compact_ids.numel() <= _MOST_INDEXED_PAIRS
-        self._index = compact_ids.long() if is_small else None
+        self.index = compact_ids.long() if is_small else compact_ids
 
     @property
     def ids(self) -> Integer[Tensor, "*batch query key"]:
@@ -104,12 +105,6 @@ class BucketMap:
         rows, shape = self.used_rows.int(), self.compact_ids.shape
         parts = torch.split(self.compact_ids.flatten(), _PAIRS_AT_ONCE)
         return torch.cat([rows[part.long()] for part in parts]).view(shape)
-
-    def index(self, queries: slice | None = None) -> Integer[Tensor, "*batch query key"]:
-        """Returns `compact_ids` as 64-bit integers, of all queries or of some."""
-        index = self.compact_ids if self._index is None else self._index
-        index = index if queries is None else index[..., queries, :]
-        return index if self._index is not None else index.long()
 
     def to(self, device: torch.device | str) -> "BucketMap":
         """Returns the map on `device`."""
@@ -119,7 +114,9 @@ class BucketMap:
         """Returns the map with each of its tensors changed: moved, or replaced by a fake one."""
         changed = copy.copy(self)
         changed.compact_ids, changed.used_rows = change(self.compact_ids), change(self.used_rows)
-        changed._index = None if self._index is None else change(self._index)
+        changed.index = (
+            changed.compact_ids if self.index is self.compact_ids else change(self.index)
+        )
         return changed
 
     def __repr__(self) -> str:

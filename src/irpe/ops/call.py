@@ -82,6 +82,11 @@ class AttentionCall(NamedTuple):
             start += len(kind)
         return AttentionCall(*leaves[:6], *tables, *self[10:])  # pyright: ignore
 
+    def contiguous(self) -> "AttentionCall":
+        """Returns the call with tokens that lie in memory in the order of their axes."""
+        tokens = [x if x is None else x.contiguous() for x in self[:5]]
+        return AttentionCall(*tokens, *self[5:])  # pyright: ignore
+
     def to(self, dtype: torch.dtype) -> "AttentionCall":
         """Returns the call with all floating-point tensors in a dtype."""
         return self.with_leaves(

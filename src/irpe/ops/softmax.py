@@ -19,7 +19,7 @@ def masked_softmax(scores: Scores, mask: Mask | None) -> Scores:
     return scores.masked_fill(has_no_key, 0.0).softmax(dim=-1).masked_fill(has_no_key, 0.0)
 
 
-def masked_softmax_into(scores: Scores, mask: Mask | None, out: Scores | None = None) -> Scores:
+def masked_softmax_into(scores: Scores, mask: Mask, out: Scores | None = None) -> Scores:
     """The same for scores that nothing else uses and no gradient passes.
 
     Args:
@@ -27,8 +27,6 @@ def masked_softmax_into(scores: Scores, mask: Mask | None, out: Scores | None = 
         mask: True where a key takes part, or scores to add.
         out: Where to write the result, if given; in place it would be slower.
     """
-    if mask is None:
-        return torch.softmax(scores, dim=-1, out=out)
     scores = add_mask_(scores, mask)
     has_no_key = scores.amax(dim=-1, keepdim=True) == -torch.inf
     return torch.softmax(scores, dim=-1, out=out).masked_fill_(has_no_key, 0.0)
