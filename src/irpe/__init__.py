@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from irpe.core.token_sets import Points, Subset
     from irpe.errors import UserError
     from irpe.models.published import load_published
-    from irpe.nn.cross_attention import RPECrossAttention
-    from irpe.nn.self_attention import RPEAttention
+    from irpe.nn.attention import RPEAttention, RPECrossAttention
     from irpe.nn.tables import RelativePositionEncoding
     from irpe.ops.attention import explain, rpe_attention, rpe_attention_weights, rpe_scores
     from irpe.ops.choose import prepare
@@ -94,8 +93,7 @@ _SOURCES = {
     "irpe.core.token_sets": ("Points", "Subset"),
     "irpe.errors": ("UserError",),
     "irpe.models.published": ("load_published",),
-    "irpe.nn.self_attention": ("RPEAttention",),
-    "irpe.nn.cross_attention": ("RPECrossAttention",),
+    "irpe.nn.attention": ("RPEAttention", "RPECrossAttention"),
     "irpe.nn.tables": ("RelativePositionEncoding",),
     "irpe.ops.attention": ("explain", "rpe_attention", "rpe_attention_weights", "rpe_scores"),
     "irpe.ops.choose": ("prepare",),
