@@ -8,7 +8,7 @@ from signatures import prover_of
 
 import irpe.profile.gpu as profile_gpu
 from irpe import UserError
-from irpe.ops.proof.serve import Answer
+from irpe.ops.proof.judge import Answer
 from irpe.profile.gpu import INTERPRETED, AttentionSize, GpuReport, measure_gpu
 
 SIZES = {"small": AttentionSize(1, 2, 16, (3, 5), 1)}

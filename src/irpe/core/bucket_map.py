@@ -75,7 +75,7 @@ class BucketMap:
         num_buckets: int,
         key_axis: KeyAxis | None = None,
     ) -> "BucketMap":
-        """Returns a map of what it keeps: see the attributes."""
+        """Returns a map of its attributes."""
         made = object.__new__(cls)
         made._set(compact_ids, used_rows, num_buckets, key_axis)
         return made

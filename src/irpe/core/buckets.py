@@ -171,15 +171,7 @@ def _ids_of_pairs(
     prefix_ids: tuple[int, ...],
     dtypes: tuple[torch.dtype, ...],
 ) -> tuple[Integer[Tensor, "*batch query key"], ...]:
-    """Returns the table row of every pair, for each table of a method.
-
-    Args:
-        method: The name of the method.
-        index: From distance to bucket.
-        positions: Where queries and keys are.
-        prefix_ids: For each table, the row of pairs with a prefix token.
-        dtypes: For each table, an integer type that holds its rows.
-    """
+    """Returns the row of every pair for each table; `prefix_ids` are those of prefix tokens."""
     queries, keys = positions.places()
     device = keys.device if keys.device.type != "cpu" else queries.device
     queries, keys = queries.to(device), keys.to(device)
@@ -214,11 +206,7 @@ def _part_of_map(whole: BucketMap, positions: Positions) -> BucketMap:
 def _map_of(ids: Tensor, num_buckets: int, positions: Positions, axis: int | None) -> BucketMap:
     """Returns the map of these rows; where tensors made it, all rows count as used.
 
-    Args:
-        ids: The table row of each pair.
-        num_buckets: The number of table rows.
-        positions: Where queries and keys are.
-        axis: The axis that alone decides, if there is one.
+    `axis` is the one that alone decides, if there is one.
     """
     if positions.constant is None:
         return BucketMap.of_rows_in_use(ids, num_buckets, None)
@@ -263,12 +251,7 @@ def _build_map(
 ) -> BucketMap:
     """Spreads the ids of the distinct offsets over all pairs and puts the prefix row around.
 
-    Args:
-        ids_by_offset: The table row of each offset.
-        rows: The rows of the table without that of prefix tokens.
-        grid: The grid.
-        num_prefix_tokens: How many tokens stand before the patches.
-        axis: The axis that alone decides, if there is one.
+    `rows` are without that of prefix tokens; `axis` is the one that alone decides, if there is one.
     """
     used_rows, compact = ids_by_offset.unique(return_inverse=True)
     if num_prefix_tokens:

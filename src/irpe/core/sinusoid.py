@@ -50,12 +50,6 @@ def offset_sinusoids(
 ) -> Float[Tensor, "offsets dim"]:
     """Returns s of Eq. 10 for every offset on a grid, in the order of `Grid.distinct_offsets`.
 
-    Equal arguments get the same tensor; do not write to it.
-
-    Args:
-        shape: The shape of the grid.
-        dim: The dimension of a head; a multiple of twice the number of axes.
-        device: Where the tensor is to be.
-        dtype: Its dtype.
+    Do not write to it: equal arguments get the same tensor.
     """
     return sinusoid_of(Grid(shape).distinct_offsets().flatten(0, -2), dim).to(device, dtype)

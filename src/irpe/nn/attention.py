@@ -34,7 +34,8 @@ class _MultiHead(nn.Module):
         self.num_heads, self.attn_drop = num_heads, attn_drop
         for name, layer in inputs.items():
             self.add_module(name, layer)
-        device, dtype = layer.weight.device, layer.weight.dtype
+        weight = next(iter(inputs.values())).weight
+        device, dtype = weight.device, weight.dtype
         self.rpe = RelativePositionEncoding(
             spec, num_heads, dim // num_heads, num_prefix_tokens, ndim, device, dtype, impl
         )

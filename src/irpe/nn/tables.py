@@ -9,19 +9,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from irpe.core.augmentation import NONE
-from irpe.core.buckets import (
-    BucketMap,
-    bucket_maps,
-    check_num_prefix_tokens,
-    maps_on,
-)
+from irpe.core.buckets import BucketMap, bucket_maps, check_num_prefix_tokens, maps_on
 from irpe.core.encodings import Encoding, attention_encoding
-from irpe.core.encodings.protocol import (
-    TABLE_LISTS,
-    HeadSize,
-    OnGrid,
-    check_table_size,
-)
+from irpe.core.encodings.protocol import TABLE_LISTS, HeadSize, OnGrid, check_table_size
 from irpe.core.encodings.rope import is_trained_as
 from irpe.core.grid import Grid, grid_shape
 from irpe.core.positions import AugmentedGrid, Positions, Sample, Where, check_tokens

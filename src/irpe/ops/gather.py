@@ -9,7 +9,6 @@ They are each other's adjoint. A pair (i, j) uses bucket I(i, j) of its owner, w
 Both are plain operators: any exporter, compiler and transform of PyTorch knows them.
 """
 
-from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -24,27 +23,19 @@ Values = Float[Tensor, "*batch owners buckets"]
 Pairs = Float[Tensor, "*batch query key"]
 
 
-def gather(
-    values: Values,
-    ids: Integer[Tensor, "*#batch query key"],
-    owner: Owner,
-    out: Tensor | None = None,
-) -> Pairs:
+def gather(values: Values, ids: Integer[Tensor, "*#batch query key"], owner: Owner) -> Pairs:
     """Returns the value of each pair.
 
     Args:
         values: One element for each owner and bucket.
         ids: The bucket of each pair; with batch axes that broadcast to those of `values`, or none.
         owner: Whose bucket it is.
-        out: Where to write the result, if given.
     """
     if owner == "query":
-        index = ids if ids.dtype == torch.int64 else ids.long()
-        return torch.gather(values, -1, index.expand(*values.shape[:-1], ids.shape[-1]), out=out)
+        return torch.gather(values, -1, ids.long().expand(*values.shape[:-1], ids.shape[-1]))
     batch, (queries, keys) = values.shape[:-2], ids.shape[-2:]
-    flat = None if out is None else out.view(*batch, queries * keys)
     index = _flat_ids(ids, values.shape[-1], owner).expand(*batch, queries * keys)
-    return torch.gather(values.flatten(-2), -1, index, out=flat).view(*batch, queries, keys)
+    return torch.gather(values.flatten(-2), -1, index).view(*batch, queries, keys)
 
 
 def bucket_sum(
@@ -110,10 +101,3 @@ def _flat_ids(ids: Tensor, num_buckets: int, owner: Owner) -> Integer[Tensor, "*
     if owner == "key":
         ids = ids + torch.arange(ids.shape[-1], device=ids.device) * num_buckets
     return ids.flatten(-2)
-
-
-def pair_ids(
-    maps: Sequence[Integer[Tensor, "*batch query key"]],
-) -> list[Integer[Tensor, "*batch_and_head query key"]]:
-    """Returns the ids of each map with axes that broadcast to (batch, heads)."""
-    return [ids if ids.ndim == 2 else ids.unsqueeze(1) for ids in maps]

@@ -16,8 +16,9 @@ from irpe.ops.checks import check_call
 from irpe.ops.choose import PROVER
 from irpe.ops.proof.child import Child, ChildLostError
 from irpe.ops.proof.decide import Prover, Request
+from irpe.ops.proof.judge import Answer
 from irpe.ops.proof.problem import random_problem
-from irpe.ops.proof.serve import Answer, Task
+from irpe.ops.proof.serve import Task
 from irpe.ops.proof.signature import Signature
 from irpe.ops.proof.timing import seconds_of
 from irpe.ops.proof.verdicts import environment
@@ -209,7 +210,7 @@ def prove_in_interpreter(
     with Child(600.0, {"TRITON_INTERPRET": "1"}) as child:
         for signature in tracked(listen, signatures, len(signatures), "proofs"):
             try:
-                answer = child.ask(**Task(module, signature.to_json(), "cpu")._asdict())
+                answer = child.ask(**Task(module, signature, "cpu")._asdict())
                 found[signature] = Answer(**answer)
             except ChildLostError as error:
                 found[signature] = Answer(str(error))

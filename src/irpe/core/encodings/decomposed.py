@@ -9,12 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from jaxtyping import Float
 from torch import Tensor
 
-from irpe.core.encodings.protocol import (
-    AttentionArguments,
-    Encoding,
-    OnGrid,
-    check_whole_number,
-)
+from irpe.core.encodings.protocol import AttentionArguments, Encoding, OnGrid, check_whole_number
 from irpe.core.grid import Grid
 from irpe.core.index import Clip
 
@@ -59,13 +54,9 @@ class Decomposed(Encoding):
 def _resize(
     table: Float[Tensor, "1 rows dim"], length: int, reach: int, has_prefix: bool
 ) -> Float[Tensor, "1 resized dim"]:
-    """Returns a table with a row for every offset of an axis, in the middle of those up to reach.
+    """Returns a table with a row for every offset of an axis of `length` positions.
 
-    Args:
-        table: The learned rows.
-        length: The positions along the axis.
-        reach: The longest offset along any axis: the tables of all axes have as many rows.
-        has_prefix: Whether the last row is that of prefix tokens.
+    They are in the middle of those up to `reach`, the longest offset along any axis.
     """
     offsets, prefix = table.split([table.shape[1] - has_prefix, int(has_prefix)], dim=1)
     if offsets.shape[1] != 2 * length - 1:

@@ -3,12 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from irpe.core.encodings.protocol import (
-    Encoding,
-    HeadSize,
-    check_splits_head,
-    check_whole_number,
-)
+from irpe.core.encodings.protocol import Encoding, HeadSize, check_splits_head, check_whole_number
 from irpe.core.grid import Grid
 from irpe.core.index import Clip, Index
 from irpe.errors import UserError

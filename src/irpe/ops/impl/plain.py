@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from irpe.ops.call import AttentionCall, head_slices
-from irpe.ops.gather import Owner, bucket_sum, gather, gather_bias, pair_ids
+from irpe.ops.gather import Owner, bucket_sum, gather, gather_bias
 from irpe.ops.precision import accumulation_dtype
 from irpe.ops.shapes import Tokens
 from irpe.ops.softmax import masked_softmax
@@ -22,7 +22,8 @@ def supports(call: AttentionCall) -> str | None:
 def attention(call: AttentionCall) -> Tokens:
     """Returns what the reference returns."""
     wide = call.to(accumulation_dtype(call.q.dtype))
-    dim, all_ids = wide.q.shape[-1], pair_ids([m.compact_ids for m in wide.maps])
+    dim, all_ids = wide.q.shape[-1], [m.compact_ids for m in wide.maps]
+    all_ids = [ids if ids.ndim == 2 else ids.unsqueeze(1) for ids in all_ids]  # for all heads
     e = wide.q @ wide.k.mT
     if wide.bias_tables:
         for table, ids in zip(wide.bias_tables, all_ids, strict=True):

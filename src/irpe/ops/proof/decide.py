@@ -26,9 +26,9 @@ from irpe.core.cached import traced_as_constant
 from irpe.errors import check_choice
 from irpe.ops.call import AttentionCall
 from irpe.ops.proof.child import Child, ChildLostError
-from irpe.ops.proof.judge import Implementation
+from irpe.ops.proof.judge import Answer, Implementation
 from irpe.ops.proof.problem import Sizes
-from irpe.ops.proof.serve import Answer, Task, save_maps
+from irpe.ops.proof.serve import Task, save_maps
 from irpe.ops.proof.signature import Signature, SizeClass, signature_of, size_class_of
 from irpe.ops.proof.verdicts import Record, Records, Verdict, VerdictFile, cache_directory
 
@@ -151,7 +151,7 @@ class Prover:
     def known(self, call: AttentionCall) -> dict[str, str]:
         """Returns what is known about each candidate that takes a call."""
         able = self._able(call)
-        if _is_off():
+        if _proof_is("off"):
             return dict.fromkeys(able, "IRPE_PROOF=off")
         signature, size_class = signature_of(call), size_class_of(call)
         return {name: self.describe(name, signature, size_class) for name in able}
@@ -161,13 +161,13 @@ class Prover:
 
         One process of a machine does so at a time; the others wait for its verdicts, not for ever.
         """
-        if _is_off():
+        if _proof_is("off"):
             return
         with self._lock:
             file, start = VerdictFile(cache_directory()), time.monotonic()
             while time.monotonic() - start <= self._longest_wait:
                 with file.lock(seconds=0.5) as is_held:
-                    if not _is_forced():
+                    if not _proof_is("force"):
                         self._merge(file.read())
                     missing = [r for r in requests if self._pick(*r[:3]) is None]
                     if missing and is_held:
@@ -206,7 +206,7 @@ class Prover:
 
     def best_known(self, signature: Signature, size_class: SizeClass, able: tuple[str, ...]) -> str:
         """Returns what is best after all that is known: the fallback where nothing was proved."""
-        if _is_off():
+        if _proof_is("off"):
             return self.fallback.name
         verdicts = self._record(signature).verdicts
         proved = tuple(name for name in able if name in verdicts)
@@ -219,7 +219,7 @@ class Prover:
 
     def _record(self, signature: Signature) -> Record:
         name = str(signature)
-        if name not in self._records and not _is_forced():
+        if name not in self._records and not _proof_is("force"):
             self._merge(VerdictFile(cache_directory()).read())
         return self._records.get(name, Record())
 
@@ -357,8 +357,7 @@ def _key(signature: Signature, size_class: SizeClass) -> str:
 
 def _task(candidate: Candidate, request: Request) -> Task:
     is_deterministic = torch.are_deterministic_algorithms_enabled()
-    signature = request.signature.to_json()
-    return Task(candidate.module, signature, str(request.device), is_deterministic)
+    return Task(candidate.module, request.signature, str(request.device), is_deterministic)
 
 
 def _ask(child: Child, task: Task) -> Answer:
@@ -409,12 +408,8 @@ def _is_timed() -> bool:
     return is_on and not torch.are_deterministic_algorithms_enabled()
 
 
-def _is_off() -> bool:
-    return _setting("IRPE_PROOF", "on", "off", "force") == "off"
-
-
-def _is_forced() -> bool:
-    return _setting("IRPE_PROOF", "on", "off", "force") == "force"
+def _proof_is(setting: str) -> bool:
+    return _setting("IRPE_PROOF", "on", "off", "force") == setting
 
 
 @traced_as_constant

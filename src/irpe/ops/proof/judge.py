@@ -43,39 +43,43 @@ class Implementation(Protocol):
         ...
 
 
-class Judgement(NamedTuple):
-    """The result of a proof.
+class Answer(NamedTuple):
+    """The result of a proof, or of timing a candidate.
 
     Args:
-        error: Why the candidate failed; "" if it passed.
-        worst: The largest error found, relative to PyTorch's own.
+        error: Why the candidate failed or lost; "" if it did not.
+        is_lasting: Whether the error speaks of the candidate, not of the memory that was free.
+        worst: The largest error found in a proof, relative to PyTorch's own.
         where: Of which tensor.
+        seconds: The time of a call.
     """
 
-    error: str
-    worst: float
-    where: str
+    error: str = ""
+    is_lasting: bool = True
+    worst: float = 0.0
+    where: str = ""
+    seconds: float = 0.0
 
 
-def judge(implementation: Implementation, signature: Signature, device: torch.device) -> Judgement:
+def judge(implementation: Implementation, signature: Signature, device: torch.device) -> Answer:
     """Returns whether an implementation computes the calls of a signature, and how well."""
-    worst = Judgement("", 0.0, "")
+    worst = Answer()
     for problem in small_problems(signature, device):
         found = run(implementation.attention, problem)
         kept = _find_kept(implementation.attention, problem) if signature.dropout else None
         if kept is not None and abs(kept.mean().item() - (1 - DROPOUT)) > _DROPPED_WRONG:
             text = f"dropout with p = {DROPOUT} keeps {kept.mean().item():.1%} of the weights"
-            return Judgement(text, 0.0, "output")
+            return Answer(text, where="output")
         for name, error in _errors(problem, found, kept).items():
             if not error <= 2.0:
                 tokens = problem.parts["q"].shape[2]
                 text = f"{name} at {tokens} tokens has {error:.3g} times PyTorch's own error"
-                return Judgement(text, error, name)
-            worst = max(worst, Judgement("", error, name))
+                return Answer(text, worst=error, where=name)
+            worst = max(worst, Answer(worst=error, where=name))
         if getattr(implementation, "IS_DETERMINISTIC", False):
             changed = _first_difference(found, run(implementation.attention, problem))
             if changed is not None:
-                return Judgement(f"{changed} differs from one run to the next", 0.0, changed)
+                return Answer(f"{changed} differs from one run to the next", where=changed)
     return worst
 
 

@@ -34,15 +34,7 @@ class Preparation(NamedTuple):
 def prepare_model(
     prover: Prover, model: nn.Module, images: object, training: bool = True
 ) -> Preparation:
-    """Proves and times what a model calls; the model and the random states stay as they are.
-
-    Args:
-        prover: What proves.
-        model: The model, on its device.
-        images: Its input, of the size and number to come: what it is called with; a tuple or a
-            mapping holds several arguments.
-        training: Whether it will be trained, or used alone.
-    """
+    """Proves and times what a model calls: see `irpe.prepare`."""
     requests: dict[tuple[object, ...], Request] = {}
     modes = [True, False] if training else [False]
     with _as_it_was(model), prover.collect() as collected:

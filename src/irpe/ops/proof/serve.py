@@ -5,12 +5,12 @@ import os
 import sys
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from irpe.core.bucket_map import BucketMap, KeyAxis
-from irpe.ops.proof.judge import Implementation, Results, judge, run
+from irpe.ops.proof.judge import Answer, Implementation, Results, judge, run
 from irpe.ops.proof.problem import Problem, Sizes, random_problem
 from irpe.ops.proof.signature import Signature
 from irpe.ops.proof.timing import first_mismatch, seconds_of
@@ -21,7 +21,7 @@ class Task(NamedTuple):
 
     Args:
         module: The candidate: its module, or "module:class".
-        signature: As JSON.
+        signature: Its fields.
         device: Where it runs.
         deterministic: Whether PyTorch's deterministic algorithms are in use.
         sizes: The sizes of the call to time.
@@ -30,30 +30,12 @@ class Task(NamedTuple):
     """
 
     module: str
-    signature: str
+    signature: tuple[Any, ...]
     device: str
     deterministic: bool = False
     sizes: tuple[int, int, int, int] | None = None
     maps: str = ""
     fallback: str = ""
-
-
-class Answer(NamedTuple):
-    """The answer to a task.
-
-    Args:
-        error: Why the candidate failed or lost; "" if it did not.
-        is_lasting: Whether the error speaks of the candidate, not of the memory that was free.
-        worst: The largest error found in a proof, relative to PyTorch's own.
-        where: Of which tensor.
-        seconds: The time of a call.
-    """
-
-    error: str = ""
-    is_lasting: bool = True
-    worst: float = 0.0
-    where: str = ""
-    seconds: float = 0.0
 
 
 def save_maps(maps: tuple[BucketMap, ...], path: Path) -> None:
@@ -85,12 +67,12 @@ class _Server:
 
     def answer(self, task: Task) -> Answer:
         torch.use_deterministic_algorithms(task.deterministic, warn_only=True)
-        signature, device = Signature.from_json(task.signature), torch.device(task.device)
+        signature, device = Signature(*task.signature), torch.device(task.device)
         torch.backends.cuda.matmul.allow_tf32 = signature.tf32
         try:
             implementation = resolve_name(task.module)
             if task.sizes is None:
-                return Answer(**judge(implementation, signature, device)._asdict())
+                return judge(implementation, signature, device)
             return self._time(implementation, signature, device, task)
         except (torch.OutOfMemoryError, MemoryError):
             return Answer("out of memory", is_lasting=False)

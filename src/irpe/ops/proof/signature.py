@@ -1,7 +1,6 @@
 """What decides which code of a kernel runs, as a value; and the class of its sizes."""
 
 import importlib.metadata
-import json
 from typing import NamedTuple
 
 import torch
@@ -70,15 +69,6 @@ class Signature(NamedTuple):
                 *(["tf32"] if self.tf32 else []), "training" if self.training else "inference",
             ]
         )  # fmt: skip
-
-    def to_json(self) -> str:
-        """Returns a text from which `from_json` makes the same signature."""
-        return json.dumps(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> "Signature":
-        """Returns the signature of a text."""
-        return cls(*json.loads(text))
 
 
 class SizeClass(NamedTuple):

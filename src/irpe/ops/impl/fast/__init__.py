@@ -118,7 +118,8 @@ class FastPasses:
             for term in to_collect:
                 term.collect(place, dropped, "gradient")
             da = da if call.seed is None else drop(da, call, place)
-            de = torch.ops.aten._softmax_backward_data(da, a, -1, a.dtype)
+            in_place = torch.ops.aten._softmax_backward_data.out  # da is not used again
+            de = in_place(da, a, -1, a.dtype, grad_input=da)
             narrow = cast(de, operand)
             add_product_(of_dq, narrow, of_k, scale, beta=0.0)
             add_product_(of_dk, narrow.mT, of_q, scale, beta=has_before)
