@@ -108,6 +108,10 @@ def test_an_odd_stride_leaves_integers_for_quantization():
 def test_a_convolution_with_padding_begins_where_it_says():
     assert PooledGrid((2, 2), 2, 0).places().tolist() == [[0, 0], [0, 2], [2, 0], [2, 2]]
     assert PooledGrid((2,), 2).places().tolist() == [[0.5], [2.5]]
+    padded = torch.nn.Conv2d(1, 1, (3, 5), stride=(2, 3), padding=(1, 2))
+    assert PooledGrid.after(padded, (5, 8)) == PooledGrid((3, 3), (2, 3), 0)
+    pool = torch.nn.MaxPool1d(4, stride=3, padding=1)
+    assert PooledGrid.after(pool, (8,)).places().tolist() == [[0.5], [3.5], [6.5]]
 
 
 @pytest.mark.parametrize("method", oracles.METHODS)

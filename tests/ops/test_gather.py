@@ -67,11 +67,8 @@ def test_their_gradients_are_each_other(owner):
 
 
 @pytest.mark.parametrize("owner", ["query", "key"])
-def test_in_place_forms_do_the_same(owner):
-    values, pairs = torch.randn(2, OWNERS[owner], 3), torch.randn(2, 3, 5)
-    out, sums = torch.empty(2, 3, 5), torch.ones(2, OWNERS[owner], 3)
-    gather(values, IDS, owner, out=out)
-    assert torch.equal(out, gather(values, IDS, owner))
+def test_sums_are_added_in_place(owner):
+    pairs, sums = torch.randn(2, 3, 5), torch.ones(2, OWNERS[owner], 3)
     add_bucket_sum_(sums, pairs, IDS, owner)
     torch.testing.assert_close(sums, 1 + bucket_sum(pairs, IDS, 3, owner))
 

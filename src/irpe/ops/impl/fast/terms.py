@@ -259,8 +259,9 @@ class AxesOfKeys(RowTerm):
         ids: list[Tensor] = []
         start = 0
         for bucket_map, axis in zip(self.maps, self.axes, strict=True):
-            tokens = _tokens_on_axis(self.grid, axis, self.num_prefix_tokens, bucket_map)
-            ids.append(bucket_map.compact_ids[queries][:, tokens].long() + start)
+            of_keys = bucket_map.compact_ids[queries]
+            of_axis = _by_coordinate(of_keys, self.grid, axis, self.num_prefix_tokens)
+            ids.append(of_axis.long() + start)
             start += bucket_map.num_used_buckets
         return torch.cat(ids, dim=1)
 
@@ -298,7 +299,7 @@ class AxisOfQueries(RowTerm):
         tokens = torch.arange(math.prod(grid), device=ids.device)
         coordinates = tokens // math.prod(grid[axis + 1 :]) % size
         self._coordinates = F.pad(coordinates, (count, 0), value=size)
-        self._ids = ids[_tokens_on_axis(grid, axis, count, maps[0])].long()  # coordinate key
+        self._ids = _by_coordinate(ids.mT, grid, axis, count).mT.long()  # coordinate key
 
     def _spread(self, z: Sums) -> Tensor:
         """Returns the score of each coordinate of a query and each key."""
@@ -317,13 +318,13 @@ class AxisOfQueries(RowTerm):
         return bucket_sum(super()._sums_of_rows(), self._ids, self.table.shape[1], "key")
 
 
-def _tokens_on_axis(
-    grid: tuple[int, ...], axis: int, num_prefix_tokens: int, bucket_map: BucketMap
-) -> Integer[Tensor, " coordinate"]:
-    """Returns a token for each coordinate of an axis, then a prefix token, if any."""
-    stride, device = math.prod(grid[axis + 1 :]), bucket_map.compact_ids.device
-    tokens = num_prefix_tokens + torch.arange(grid[axis], device=device) * stride
-    return F.pad(tokens, (0, 1)) if num_prefix_tokens else tokens
+def _by_coordinate(
+    ids: Integer[Tensor, "other token"], grid: tuple[int, ...], axis: int, num_prefix_tokens: int
+) -> Integer[Tensor, "other coordinate"]:
+    """Returns the ids of a token at each coordinate of an axis, then of a prefix token, if any."""
+    stride, first = math.prod(grid[axis + 1 :]), num_prefix_tokens
+    patches = ids[:, first : first + grid[axis] * stride : stride]
+    return torch.cat([patches, ids[:, :1]], dim=1) if num_prefix_tokens else patches
 
 
 class PairTerm:
