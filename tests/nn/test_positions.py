@@ -72,11 +72,18 @@ def test_attention_at_positions_equals_the_loops(kind, spec):
             torch.testing.assert_close(found, torch.tensor(a).double())
 
 
-@pytest.mark.parametrize("kind", UNEQUAL)
+MANY = Positions((10, 9), PooledGrid((9, 6), 1), 1)  # pairs of a head are looked up by axis
+
+
+@pytest.mark.parametrize(
+    ("positions", "spec"),
+    [*((each, "euclidean-contextual-qkv@1.1") for each in UNEQUAL.values()),
+     (MANY, "cross-contextual-qkv@1.1")],
+    ids=[*UNEQUAL, "many"],
+)  # fmt: skip
 @pytest.mark.parametrize("impl", [name for name in CPU_IMPLEMENTATIONS if name != "reference"])
-def test_implementations_agree_at_positions(kind, impl):
-    positions = UNEQUAL[kind]
-    encoding, q, k, v = make_unequal("euclidean-contextual-qkv@1.1", positions)
+def test_implementations_agree_at_positions(positions, spec, impl):
+    encoding, q, k, v = make_unequal(spec, positions)
     leaves = [q, k, v, *encoding.parameters()]
 
     def compute(name):

@@ -73,6 +73,14 @@ def test_cross_of_several_heads_and_images(way, use_way):
     assert_all_close(case.output_and_gradients(use_way(way)), expected, 1e-10)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_prefix_tokens_of_cross_among_many_pairs(way, use_way):
+    """From 4,096 pairs of a head on, what depends on one axis is looked up by coordinates."""
+    case = Case(RPESpec("cross", targets="qk", index=Clip(1)), (9, 8), 2, batch=1)
+    expected = case.output_and_gradients("reference")
+    assert_all_close(case.output_and_gradients(use_way(way)), expected, 1e-10)
+
+
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_mask_is_added_once_to_the_bias_of_several_images(way, shared, use_way):

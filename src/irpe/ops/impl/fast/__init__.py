@@ -214,6 +214,7 @@ def _through_pytorchs_kernel(scores: _Scores, dtype: torch.dtype) -> Tokens:
     """Returns the output of `scaled_dot_product_attention`, which takes b_ij as a mask."""
     call, out = scores.call, None
     for place in make_slices(call, False, _per_pair(*scores.terms)):
+        bias = None  # two of them are much memory
         bias = scores.at(place)
         assert bias is not None
         if call.mask is not None:

@@ -40,6 +40,7 @@ class Bounds(NamedTuple):
 # On the CPU a slice and what is made of it stay in the cache of a core, so its size grows with the
 # threads; elsewhere the bound is memory: 2**26 scores are 256 MiB in float32.
 BOUNDS = {"cpu": Bounds(2**19, 2**21), "other": Bounds(2**26, 2**26)}
+_FEWEST_QUERIES = 128  # of a slice as a mask: heads share the index of its pairs, 8 bytes for each
 _PAIRS_DRAWN_AT_ONCE = 2**15  # part of what a seed means: other numbers drop other weights
 
 
@@ -79,7 +80,8 @@ def make_slices(call: AttentionCall, makes_weights: bool, per_pair: int = 1) -> 
     if batch * heads * queries * keys <= most:
         return [ALL]
     images = _equal_parts(batch, most // (heads * queries * keys))
-    at_once = heads if images > 1 or per_pair > 1 else _equal_parts(heads, most // (queries * keys))
+    fewest = queries if makes_weights else min(queries, _FEWEST_QUERIES)
+    at_once = heads if images > 1 or per_pair > 1 else _equal_parts(heads, most // (fewest * keys))
     rows = _equal_parts(queries, most // (images * at_once * keys))
     return [
         Slice(of_batch, of_heads, of_queries)

@@ -167,6 +167,7 @@ class RowTerm(ABC):
     def _index(self, place: Slice) -> Integer[Tensor, "*image_and_head query key"]:
         """Returns the index of a slice; slices of the same queries follow each other."""
         if self._last is None or self._last[0] != place.queries:
+            self._last = None  # two of them are much memory
             index = self._make_index(place.queries)
             self._last = place.queries, index if index.ndim == 2 else index.unsqueeze(1)
         index = self._last[1]
