@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 
 import irpe
 from irpe.core.encodings.spec import RPESpec
-from irpe.core.positions import Grid
+from irpe.core.grid import Grid
 from irpe.viz.offset_colours import bucket_colours
 
 FILE = Path(__file__).parents[1] / "docs/card.png"
