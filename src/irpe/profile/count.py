@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from irpe.core.positions import Grid, Positions
+from irpe.core.grid import Grid
+from irpe.core.positions import Positions
 from irpe.nn.generator import PositionGenerator
 from irpe.nn.tables import RelativePositionEncoding
 
