@@ -44,6 +44,21 @@ def test_a_cell_finds_what_an_evaluation_of_its_run_finds(tmp_path):
     assert again.seconds is None
 
 
+def test_a_cell_that_has_ended_is_evaluated_at_other_sizes(tmp_path):
+    cell = small_cells(tmp_path, write_images(tmp_path / "data"), 1)[1]
+    first = run_cell(cell)
+    side = cell.config.image_size
+    sized = replace(cell, sizes=((side, side), (side // 2, side)))
+    assert read_result(sized) is None
+    found = run_cell(sized)  # not trained again
+    assert found.scores == first.scores
+    assert found.score(f"{side}x{side}") == first.score()
+    condition = Condition(size=(side // 2, side))
+    (expected,) = evaluate(Run(cell.directory), [condition])
+    assert found.score(f"{side // 2}x{side}").values == expected.score.values
+    assert read_result(sized) == found
+
+
 def test_a_result_of_an_older_release_is_found_again(tmp_path):
     cell = small_cells(tmp_path, "embedded")[0]
     cell.directory.mkdir(parents=True)

@@ -1,10 +1,11 @@
 """Rows, what the data supports about them, and the answer as a value."""
 
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from ablation.small import cell_result
+from ablation.small import cell_result, classified
 
 from irpe.ablation.answer import answer, changed_settings, describe
 from irpe.ablation.cells import CellResult
@@ -204,6 +205,27 @@ def test_what_moves_best_at_a_loss_is_not_the_only_advice():
     rows = [row("absolute", 60, 61, moved=20), row("none", 40, 41, moved=80)]
     reason = judged(*rows, row("K", 60, 61, moved=50)).reasons[0]
     assert reason.index("use none") < reason.index("Without a loss") < reason.index("use K")
+
+
+def test_the_answer_says_what_happens_at_other_sizes():
+    def sized(name, *counts):
+        whole = row(name, *(60, 61, 62))
+        found = [classified([n < count for n in range(100)]) for count in counts]
+        results = [
+            replace(result, sizes={"8x8": score, "8x16": result.score()})
+            for result, score in zip(whole.results, found, strict=True)
+        ]
+        return replace(whole, results=tuple(results))
+
+    rows = [sized("absolute", 50, 51, 52), sized("K", 80, 81, 82), sized("rope", 10, 11, 12)]
+    small, wide = (text for text in judged(*rows).reasons if text.startswith("At "))
+    assert small.startswith("At 8x8 pixels: K is best, 81.0, +30.0 ± ")
+    assert small.endswith(" over absolute; worse than absolute: rope.")
+    assert wide == "At 8x16 pixels: absolute is best, 61.0."
+    assert sentences(rows)[-2].startswith("At 8x8 pixels: better than absolute: K (+30.0")
+    short = replace(rows[2].results[0], sizes={})
+    rows[2] = replace(rows[2], results=(short, *rows[2].results[1:]))
+    assert not [text for text in judged(*rows).reasons if text.startswith("At ")]
 
 
 def test_position_does_not_matter_where_none_ties_with_all():

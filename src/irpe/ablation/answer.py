@@ -10,6 +10,7 @@ from statistics import mean
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.statistics import (
     RowResult,
+    common_sizes,
     compare,
     find_probabilities,
     find_seeds,
@@ -100,6 +101,7 @@ def answer(rows: Sequence[RowResult], recipe: str, data: str, settings: str = ""
         )  # fmt: skip
     reasons = [
         *([_moved(reference, others)] if reference.shifts[1:] else []),
+        *_at_sizes(reference, others),
         *_rotary_or_relative(others),
         *_chances(reference, others),
         _most_probable(sound),
@@ -266,6 +268,18 @@ def _moved(reference: RowResult, others: Sequence[RowResult]) -> str:
     if best in equal or not equal:
         return text
     return f"{text} Without a loss where they do not: {gains(max(equal, key=overall))}."
+
+
+def _at_sizes(reference: RowResult, others: Sequence[RowResult]) -> Iterator[str]:
+    """Yields what to use at each other size of the input."""
+    for size in common_sizes([reference, *others]):
+        best = max((reference, *others), key=lambda row: row.merit(size))
+        found = {row.name: compare(row, reference, size) for row in others}
+        text = f"At {size} pixels: {best.name} is best, {best.mean(size):.{best.digits}f}"
+        if best is not reference:
+            text += f", {found[best.name].text(best.digits)} over {reference.name}"
+        losers = [name for name, each in found.items() if each.verdict == "worse"]
+        yield f"{text}; worse than {reference.name}: {_listed(losers)}." if losers else f"{text}."
 
 
 def _rotary_or_relative(rows: Sequence[RowResult]) -> Iterator[str]:

@@ -27,6 +27,7 @@ from irpe.train.run import Run
 from irpe.train.task import Condition, Score, Split, Task
 
 _RESULT = "result.json"
+At = int | str  # by how many patches images are moved, or the name of another size
 
 
 @dataclass(frozen=True)
@@ -40,20 +41,25 @@ class CellResult:
     effect: float | None = None  # how much the attention's output changes without the encoding
     seconds: float | None = field(default=None, compare=False)
     machine: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
+    sizes: Mapping[str, Score] = field(default_factory=dict[str, Score])  # scores at other sizes
 
-    def score(self, shift: int = 0) -> Score:
-        """Returns the score of images that were moved by some patches."""
-        return self.scores[self.shifts.index(shift)]
+    def score(self, at: At = 0) -> Score:
+        """Returns the score of images that were moved by some patches, or at another size."""
+        return self.sizes[at] if isinstance(at, str) else self.scores[self.shifts.index(at)]
 
     def to_json(self) -> dict[str, Any]:
         """Returns what `from_json` takes."""
-        return {**dataclasses.asdict(self), "scores": [score.to_json() for score in self.scores]}
+        scores = [score.to_json() for score in self.scores]
+        sizes = {size: score.to_json() for size, score in self.sizes.items()}
+        return {**dataclasses.asdict(self), "scores": scores, "sizes": sizes}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], row: str) -> "CellResult":
         """Returns the result that `to_json` described, under the name of its row."""
         fields: dict[str, Any] = {**content, "row": row, "shifts": tuple(content["shifts"])}
         fields["scores"] = tuple(map(Score.from_json, content["scores"]))
+        sizes = content.get("sizes", {})
+        fields["sizes"] = {size: Score.from_json(score) for size, score in sizes.items()}
         return cls(**fields)
 
 
@@ -65,6 +71,7 @@ class Cell:
     config: RunConfig
     directory: Path
     held_out: float = 0.0  # of the training images, that it is evaluated on; 0: none
+    sizes: tuple[tuple[int, int], ...] = ()  # of the input, that it is evaluated at besides
 
     @property
     def name(self) -> str:
@@ -78,6 +85,7 @@ def plan_cells(
     seeds: int,
     directory: Path,
     held_out: float = 0.0,
+    sizes: Sequence[tuple[int, int]] = (),
 ) -> list[Cell]:
     """Returns the cells of an ablation's folder, one seed after the other.
 
@@ -93,7 +101,7 @@ def plan_cells(
             config = base.replace(**fields, **row.rates)
             key = hashlib.sha256(config.to_json().encode()).hexdigest()[:8]
             name = f"{clean_name(row.name)}-{seed}-{key}"
-            cells.append(Cell(row, config, folder / name, held_out))
+            cells.append(Cell(row, config, folder / name, held_out, tuple(sizes)))
     return cells
 
 
@@ -132,28 +140,40 @@ def run_cell(cell: Cell, listen: Listener = silent) -> CellResult:
     shifts = (0, 1, 2) if "shift" in task.takes else (0,)
     left = shifts if fitted.score is None else shifts[1:]
     conditions = [Condition(shift=shift) for shift in left]
+    conditions += [Condition(size=size) for size in cell.sizes]
     found = [each.score for each in evaluate((task, fitted.model), conditions, accelerator)]
-    scores = tuple(found if fitted.score is None else [fitted.score, *found])
+    moved, sized = found[: len(left)], found[len(left) :]
+    scores = tuple(moved if fitted.score is None else [fitted.score, *moved])
+    sizes = dict(zip(map(_name_of, cell.sizes), sized, strict=True))
     effect = measure_effect_of(task, fitted.model, accelerator)
     seconds = round(time.monotonic() - began, 1) if is_new else None
     machine = describe_machine(accelerator.device)
-    result = CellResult(cell.row.name, cell.config.seed, scores, shifts, effect, seconds, machine)
+    result = CellResult(
+        cell.row.name, cell.config.seed, scores, shifts, effect, seconds, machine, sizes
+    )
     write_text(cell.directory / _RESULT, json.dumps(result.to_json()) + "\n")
     return result
 
 
 def read_result(cell: Cell) -> CellResult | None:
-    """Returns what a cell found; `None` if it has not ended yet, or in an older release."""
+    """Returns what a cell found; `None` if it has not found all, or did in an older release."""
     path = cell.directory / _RESULT
     if not path.is_file():
         return None
     try:
         content = json.loads(path.read_text())
-        return CellResult.from_json(content, cell.row.name) if "scores" in content else None
+        missing = {*map(_name_of, cell.sizes)} - {*content.get("sizes", ())}
+        if "scores" not in content or missing:
+            return None
+        return CellResult.from_json(content, cell.row.name)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} is damaged, or of another release: {error!r}; remove {cell.directory}"
         ) from error
+
+
+def _name_of(size: tuple[int, int]) -> str:
+    return f"{size[0]}x{size[1]}"
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:

@@ -36,7 +36,7 @@ from irpe.train.optim import build_optimizer, learns_tables
 from irpe.train.overview import describe_augmentation, describe_budget, describe_data
 from irpe.train.processes import make_accelerator, plan_batches
 from irpe.train.run import lock_run
-from irpe.train.task import AS_TRAINED, Images, Task
+from irpe.train.task import AS_TRAINED, Condition, Images, Task
 
 _BESIDE = ("images", "names of classes", "tune")  # beside the fields of a configuration
 
@@ -77,6 +77,7 @@ class Ablation:
             images.
         title: The heading of the report.
         recipe: The name of the recipe, for the command that the report ends with.
+        sizes: Other rows and columns of the input, in pixels, that classifiers are evaluated at.
 
     Examples:
         >>> import irpe.ablation, irpe.recipes
@@ -92,6 +93,7 @@ class Ablation:
     is_tuned: bool = False
     title: str = "Ablation"
     recipe: str = "laptop"
+    sizes: Sequence[tuple[int, int]] = ()
 
     def __post_init__(self) -> None:
         check_rows(self.rows, self.seeds)
@@ -129,6 +131,8 @@ def ablate(
     trials = plan_trials(searches, base, folder)
     train, val = task.open("train", None, silent), task.open("val", AS_TRAINED, silent)
     facts = _check(cells, trials, task, train, val)
+    for size in ablation.sizes:
+        task.open("val", Condition(size=size), silent)
     with ExitStack() as stack:
         if executor is None:
             devices = gpus()
@@ -154,7 +158,7 @@ def ablate(
             listen(Event("cells", result=CellGroup(searched, trials)))
             outcomes += run_cells(trials, executor, listen)
             rows = choose_rates(rows, _read_searches(rows, base, folder))
-        cells = plan_cells(rows, base, ablation.seeds, folder)
+        cells = plan_cells(rows, base, ablation.seeds, folder, sizes=ablation.sizes)
         listen(Event("cells", result=CellGroup(name, cells)))
         ended = run_cells(cells, executor, listen)
         failed = [each for each in ended if isinstance(each, Failure)]

@@ -12,8 +12,8 @@ from statistics import fmean
 from typing import Any
 
 from irpe.ablation.answer import Answer, answer, changed_settings, comparable, find_reference
-from irpe.ablation.cells import Cell
-from irpe.ablation.statistics import RowResult, compare, digits_of, unmoved
+from irpe.ablation.cells import At, Cell
+from irpe.ablation.statistics import RowResult, common_sizes, compare, digits_of, unmoved
 from irpe.ablation.tuning import SEEDS, Search, tuning_table
 from irpe.ablation.verdicts import Difference
 from irpe.errors import UserError
@@ -214,13 +214,17 @@ def sentences(rows: Sequence[RowResult]) -> list[str]:
     if reference.is_at_chance:
         text = f"{reference.name} has not left chance, so that nothing is compared with it."
         return [about, text]
-    return [about, *(_comparison(others, reference, s) for s in reference.shifts if others)]
+    conditions = (*reference.shifts, *common_sizes([reference, *others])) if others else ()
+    return [about, *(_comparison(others, reference, at) for at in conditions)]
 
 
-def _comparison(others: Sequence[RowResult], reference: RowResult, shift: int) -> str:
-    moved = f"Images moved by {shift} patch{'es' * (shift > 1)}"
-    where, digits = moved if shift else unmoved(reference), reference.digits
-    judged = {row.name: compare(row, reference, shift) for row in others}
+def _comparison(others: Sequence[RowResult], reference: RowResult, at: At) -> str:
+    if isinstance(at, str):
+        where = f"At {at} pixels"
+    else:
+        where = f"Images moved by {at} patch{'es' * (at > 1)}" if at else unmoved(reference)
+    digits = reference.digits
+    judged = {row.name: compare(row, reference, at) for row in others}
     found: list[str] = []
     for verdict, words in _VERDICTS.items():
         alike = {name: each for name, each in judged.items() if each.verdict == verdict}

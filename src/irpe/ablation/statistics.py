@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from irpe.ablation.cells import CellResult
+from irpe.ablation.cells import At, CellResult
 from irpe.ablation.costs import RowCost
 from irpe.ablation.rows import AblationRow
 from irpe.ablation.verdicts import Difference, judge, probabilities_of_best, seeds_to_settle
@@ -39,31 +39,36 @@ class RowResult:
         """How far test images are moved, in patches; 0 is the image as it is."""
         return self.results[0].shifts
 
-    def scores(self, shift: int = 0) -> list[float]:
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The other sizes of the input that every seed was evaluated at."""
+        return tuple(s for s in self.results[0].sizes if all(s in r.sizes for r in self.results))
+
+    def scores(self, shift: At = 0) -> list[float]:
         """Returns the score of each seed."""
         return [result.score(shift).value for result in self.results]
 
-    def mean(self, shift: int = 0) -> float:
+    def mean(self, shift: At = 0) -> float:
         """Returns the mean score over the seeds."""
         return statistics.fmean(self.scores(shift))
 
-    def merit(self, shift: int = 0) -> float:
+    def merit(self, shift: At = 0) -> float:
         """Returns the mean score, turned so that more is better."""
         return self.mean(shift) if self.measure.higher_is_better else -self.mean(shift)
 
-    def spread(self, shift: int = 0) -> float | None:
+    def spread(self, shift: At = 0) -> float | None:
         """Returns half the distance between the best and the worst seed; `None` for one seed."""
         scores = self.scores(shift)
         return (max(scores) - min(scores)) / 2 if len(scores) > 1 else None
 
-    def values(self, shift: int = 0) -> np.ndarray:
+    def values(self, shift: At = 0) -> np.ndarray:
         """Returns the value of each test image, the mean over the seeds; empty without any."""
         values = [result.score(shift).values for result in self.results]
         if len({len(of_seed) for of_seed in values}) > 1:  # an image became unreadable
             return np.empty(0)
         return np.mean(values, axis=0) if values[0] else np.empty(0)
 
-    def error(self, shift: int = 0) -> float | None:
+    def error(self, shift: At = 0) -> float | None:
         """Returns the standard error of the mean over the test images, if they have values."""
         values = self.values(shift)
         return _error(values) if len(values) > 1 else None
@@ -100,7 +105,7 @@ class RowResult:
         found = [result.seconds for result in self.results if result.seconds is not None]
         return statistics.median(found) if found else None
 
-    def text(self, shift: int = 0) -> str:
+    def text(self, shift: At = 0) -> str:
         """Returns the mean, ± the spread of the seeds, in brackets the error over the images."""
         spread, error, digits = self.spread(shift), self.error(shift), self.digits
         seeds = "" if spread is None else f"±{spread:.{digits}f}"
@@ -120,6 +125,11 @@ def collect_rows(
     ]
 
 
+def common_sizes(rows: Sequence[RowResult]) -> list[str]:
+    """Returns the other sizes of the input that all rows were evaluated at."""
+    return [size for size in rows[0].sizes if all(size in row.sizes for row in rows)]
+
+
 def unmoved(row: RowResult) -> str:
     """Returns what to call the test images as they are."""
     return "Images as they are" if len(row.shifts) > 1 else f"By {row.measure.name}"
@@ -130,14 +140,14 @@ def digits_of(measure: Measure) -> int:
     return 1 if measure.unit == "%" else measure.digits
 
 
-def compare(row: RowResult, other: RowResult, shift: int = 0) -> Difference:
+def compare(row: RowResult, other: RowResult, shift: At = 0) -> Difference:
     """Returns how much better a row is than another, with its interval and verdict."""
     error, count = paired_error(row, other, shift)
     higher = row.measure.higher_is_better
     return judge(row.scores(shift), other.scores(shift), error, count, higher)
 
 
-def paired_error(row: RowResult, other: RowResult, shift: int = 0) -> tuple[float, int]:
+def paired_error(row: RowResult, other: RowResult, shift: At = 0) -> tuple[float, int]:
     """Returns the standard error of a difference over the test images, and their number."""
     own, others = row.values(shift), other.values(shift)
     if len(own) == len(others):

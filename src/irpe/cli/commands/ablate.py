@@ -7,6 +7,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from irpe.cli.commands.robustness import parse_shapes
 from irpe.cli.parse import change_config, wrap
 from irpe.errors import UserError, check_choice
 from irpe.extras import require_installed
@@ -46,6 +47,9 @@ def ablate(
         bool, "First search the best rate of each row's tables, on held-out training images."
     ] = False,
     grid: Annotated[int | None, "Patches along a side [as in the recipe]."] = None,
+    sizes: Annotated[
+        str | None, "Also evaluate classifiers at other sizes of the input: 48,64,32x64."
+    ] = None,
     jobs: Annotated[
         int | None, "Runs at a time, one thread each [as cores and memory, or GPUs, allow]."
     ] = None,
@@ -74,7 +78,7 @@ def ablate(
 
     Examples:
         irpe ablate    # six rows, two seeds, images of our own: 3 minutes on 2 cores
-        irpe ablate --data FOLDER --seeds 3
+        irpe ablate --data FOLDER --seeds 3 --sizes 48,96,64x96
         irpe ablate --table 4 --grid 14
         irpe ablate --table modern --tune --data FOLDER
         irpe ablate --row relative=K --row shaw=shaw --row absolute=none,keep
@@ -112,6 +116,7 @@ def ablate(
     if "flip" not in given and getattr(base, "flip", 0.0) and has_directions(rows):
         base = base.replace(flip=0.0)
         notes.append("images are not mirrored, as rows tell left from right (--set flip=0.5 does)")
+    others = [] if sizes is None else parse_shapes(sizes)
     recipe = recipe or _default(given)
     names = ", ".join(each.name for each in rows)
     seeds_of = f"{seeds} seed{'s' * (seeds > 1)} each"
@@ -122,7 +127,7 @@ def ablate(
     from irpe.train.processes import StoppedError
 
     folder = output or default_folder(base.data, f"{short}-tuned" if tune else short)
-    ablation = Ablation(rows, base, folder, seeds, tune, title, recipe)
+    ablation = Ablation(rows, base, folder, seeds, tune, title, recipe, others)
     executor = parse_cluster(cluster, parameters, resubmit) if cluster else None
     try:
         with AblationScreen(notes) as screen, executor or nullcontext():

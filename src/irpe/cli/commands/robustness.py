@@ -152,7 +152,7 @@ def _axes(task: "Task", sizes: str | None, moves: str) -> "dict[str, dict[At, Co
         }
     if "shift" not in task.takes:
         raise UserError(f"images of {task.config.task} have no other sizes: pass other runs")
-    pixels = _default_sizes(task) if sizes is None else [_size(each) for each in sizes.split(",")]
+    pixels = _default_sizes(task) if sizes is None else parse_shapes(sizes)
     by_area = sorted(set(pixels), key=lambda size: (size[0] * size[1], size))
     shifts = sorted({int(_number(part, moves)) for part in moves.split(",")})
     return {
@@ -171,12 +171,17 @@ def _default_sizes(task: Any) -> list[tuple[int, int]]:
     return [(scaled(rows, scale), scaled(columns, scale)) for scale in _SCALES]
 
 
-def _size(text: str) -> tuple[int, int]:
-    rows, times, columns = text.strip().partition("x")
-    numbers = (rows, columns) if times else (rows, rows)
-    if not all(number.isdecimal() and 0 < len(number) < 10 for number in numbers):
-        raise UserError(f"--sizes: {text!r} is not a size: write 48, or rows x columns, as 32x64")
-    return int(numbers[0]), int(numbers[1])
+def parse_shapes(text: str) -> list[tuple[int, int]]:
+    """Returns the rows and columns in a text such as 48,64,32x64."""
+    sizes: list[tuple[int, int]] = []
+    for part in text.split(","):
+        rows, times, columns = part.strip().partition("x")
+        numbers = (rows, columns) if times else (rows, rows)
+        if not all(number.isdecimal() and 0 < len(number) < 10 for number in numbers):
+            message = f"--sizes: {part!r} is not a size: write 48, or rows x columns, as 32x64"
+            raise UserError(message)
+        sizes.append((int(numbers[0]), int(numbers[1])))
+    return sizes
 
 
 def _number(part: str, text: str) -> float:
