@@ -79,6 +79,8 @@ class RelativePositionEncoding(nn.Module):
         check_impl(impl)
         self.spec = attention_encoding(spec)
         self.size = HeadSize(num_heads, head_dim, num_prefix_tokens, ndim)
+        # With and without prefix tokens, whole: a compiler loses the fields of `_replace`.
+        self._size_of_positions = tuple(self.size._replace(num_prefix_tokens=n) for n in (0, 1))
         self.impl = impl
         self._augments = self.spec.augmentation != NONE
         for role in TABLE_LISTS:
@@ -244,7 +246,7 @@ class RelativePositionEncoding(nn.Module):
             check_tokens(grid, q, k)
             # Encodings for any positions take no notice of the grid.
             shape = (1,) * grid.ndim if grid.grid is None else grid.grid.shape
-            size = self.size._replace(num_prefix_tokens=int(any(grid.prefixes)))
+            size = self._size_of_positions[any(grid.prefixes)]
         else:
             shape, size = grid_shape(grid), self.size
             maps = self._maps_on(shape, device)
