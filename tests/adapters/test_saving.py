@@ -48,6 +48,7 @@ TOLD = {
     "distilled": (lambda: make_vit("deit_tiny_distilled_patch16_224"), {}, images()),
     "registers": (lambda: make_vit("vit_small_patch14_reg4_dinov2"), {}, images()),
     "no head": (lambda: make_vit(num_classes=0, global_pool="avg"), {}, images()),
+    "named layers": (lambda: make_vit(norm_layer="rmsnorm", act_layer="relu"), {}, images()),
     "grey images": (lambda: make_vit(in_chans=1), {}, images()[:, :1]),
     "features": (lambda: make_vit(features_only=True, out_indices=[1]), {}, images()),
     "swin with drop": (make_swin, {"builtin_bias": "drop"}, images()),

@@ -11,7 +11,8 @@ from torch import nn
 from irpe.errors import MissingFileError, UserError
 from irpe.hub import cached_if_unreachable
 
-_TEXTS = {"model_name", "global_pool", "rel_pos_type"}  # which texts a description may hold
+# Which texts a description may hold: timm looks each of them up in a table.
+_TEXTS = {"model_name", "act_layer", "global_pool", "norm_layer", "rel_pos_type"}
 
 _SIZES = {"depth", "embed_dim", "in_chans", "img_size", "num_heads", "patch_size"}
 
