@@ -70,12 +70,16 @@ def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
 def did_you_mean(value: object, choices: Iterable[object], cutoff: float = 0.6) -> str:
     """Returns the end of an error that names the nearest choice, or nothing if none is near.
 
+    The nearest is the shortest that goes on from what was given, if one does.
+
     Args:
         value: What was given.
         choices: What could have been meant.
         cutoff: How near a choice must be, from 0 to 1.
     """
-    near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], 1, cutoff)
+    names, text = [str(choice) for choice in choices], str(value)
+    longer = sorted((name for name in names if text and name.startswith(text)), key=len)
+    near = longer or difflib.get_close_matches(text, names, 1, cutoff)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

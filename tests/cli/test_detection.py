@@ -117,7 +117,7 @@ def test_a_model_somewhere_else_needs_data(run, tmp_path):
             ["train", "laptop", "--set", "limit=3"],
             "setting 'limit' is not one of",
         ),
-        (["train", "detr_r50", "--data", "scenes"], "has no split 'val'"),
+        (["train", "detr_r50", "--data", "scenes"], "no files for the split 'val'"),
         (["ablate", "--recipe", "detr_small"], "recipe 'detr_small' is not one of"),
         (["eval", "runs/detr_r50_k", "--split", "test"], "test"),
         (["eval", "runs/detr_r50_k", "--draw", "-1"], "--draw -1"),

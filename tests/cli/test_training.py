@@ -105,7 +105,7 @@ def test_resume_takes_everything_from_the_run(run):
         (["train", "laptop", "--data", "nowhere"], "data 'nowhere' is not a folder"),
         (["train", "laptop", "--model-args", '{"num_heads": 0}'], "num_heads = 0 must be"),
         (["train", "laptop", "--image-size", "1"], "image_size = 1 is less than a patch"),
-        (["train", "laptop", "--set", "crop=1e-9"], "crop = 1e-09 must be at least 0.1"),
+        (["train", "laptop", "--set", "crop=1e-9"], "crop = 1e-09 must be from 0.1 to 1"),
         (["train", "laptop", "-o", "/proc/run"], "cannot be written to"),
         (["train", "--resume", "nowhere"], "nowhere is not a run"),
         (["eval", "nowhere"], "nowhere is not a folder: pass the folder of a run"),

@@ -37,6 +37,7 @@ from irpe.train.processes import (
     plan_batches,
     seed_everything,
     share_buffers,
+    start_loading,
     stop_requests,
     train_sampler,
 )
@@ -225,7 +226,7 @@ class Trainer:
         started, first = time.perf_counter(), self.step
         first_batch, steps = self.step * self.plan.num_micro_batches, self.plan.steps
         batches = Batches(self._sampler(self.epoch), self.epoch, self.plan.micro_batch, first_batch)
-        loaded = iter(make_loader(self.images, batches, self.config.workers))
+        loaded = start_loading(make_loader(self.images, batches, self.config.workers))
         self.module.train()
         while self.step < steps:
             loss = self._run_step(loaded)

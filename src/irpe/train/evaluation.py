@@ -12,7 +12,13 @@ from torch import nn
 from irpe.adapters.effect import effects_in, mean_effect
 from irpe.errors import UserError
 from irpe.progress import Listener, silent, tracked
-from irpe.train.processes import Batches, EveryImage, make_accelerator, make_loader
+from irpe.train.processes import (
+    Batches,
+    EveryImage,
+    make_accelerator,
+    make_loader,
+    start_loading,
+)
 from irpe.train.run import Run, start_from
 from irpe.train.task import AS_TRAINED, Condition, Images, Score, Task
 
@@ -88,12 +94,12 @@ def predict_all(
     batches = Batches(
         EveryImage(len(images), *ranks), 0, batch_size or task.eval_batch, drops_last=False
     )
-    loader = make_loader(images, batches, task.config.workers)
+    loaded = start_loading(make_loader(images, batches, task.config.workers))
     found: list[tuple[int, Any]] = []
     broken: list[int] = []
     model.eval()
     with torch.no_grad(), accelerator.autocast():
-        for batch in tracked(listen, loader, len(batches), "evaluation"):
+        for batch in tracked(listen, loaded, len(batches), "evaluation"):
             predictions = task.predict(model, batch, accelerator.device)
             pairs = zip(batch.indices, predictions, strict=True)
             found += [(index, each) for index, each in pairs if index not in batch.broken]

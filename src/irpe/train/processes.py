@@ -263,14 +263,28 @@ def make_loader(images: Images, batches: Batches, workers: int) -> DataLoader[An
     )
 
 
+def start_loading(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Returns the batches of a loader; while its workers start, signals to stop wait."""
+    if not hasattr(signal, "pthread_sigmask"):
+        return iter(loader)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    try:
+        return iter(loader)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _leave_process_group(_: int) -> None:
     """Takes a worker out of the run's process group.
 
     A launcher or a terminal that signals the whole group then stops the run alone, which saves
-    itself and ends its workers.
+    itself and ends its workers. What came before, while the worker started, is discarded.
     """
     if hasattr(os, "setsid"):
         os.setsid()
+        while signal.sigpending() & set(_STOPS):
+            signal.sigwait(_STOPS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
 
 
 class Plan(NamedTuple):
