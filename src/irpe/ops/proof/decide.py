@@ -325,14 +325,17 @@ class Prover:
                 if name in verdicts and not verdicts[name].passed:
                     used = self.best_known(*request[:3])
                     path = _write_reproduction(self.candidates[name], request, verdicts[name])
+                    failure = f"{name} is not used for {request.signature}"
                     self._warn(
-                        f"{name} is not used for {request.signature}: {verdicts[name].error}. "
-                        f"{used} is used. To see it again: python {path}"
+                        f"{failure}: {verdicts[name].error}. {used} is used. To see it again: "
+                        f"python {path}",
+                        of=failure,  # calls of other sizes may use another
                     )
 
-    def _warn(self, text: str) -> None:
-        if text not in self._warned:
-            self._warned.add(text)
+    def _warn(self, text: str, of: str = "") -> None:
+        """Warns once of a thing, by default of each text."""
+        if (of or text) not in self._warned:
+            self._warned.add(of or text)
             warnings.warn(text, stacklevel=2)
 
     def describe(self, name: str, signature: Signature, size_class: SizeClass) -> str:
