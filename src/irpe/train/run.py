@@ -14,7 +14,7 @@ import socket
 import tempfile
 import warnings
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -124,11 +124,16 @@ class Run:
     @contextmanager
     def locked(self) -> Generator[None]:
         """Makes the directory, and has it for this process alone."""
+        is_new = not self.directory.exists()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.directory):
-                pass
+            with tempfile.TemporaryFile(dir=self.directory) as file:
+                file.write(bytes(4096))  # a full disk takes empty files
+                file.flush()
         except OSError as error:
+            if is_new:
+                with suppress(OSError):
+                    self.directory.rmdir()
             raise UserFileError(
                 f"{self} cannot be written to: {error.strerror}; choose another --output"
             ) from None
